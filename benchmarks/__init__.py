@@ -1,9 +1,9 @@
-"""What `make bench` runs: the same workloads on qnnkit and on its peers. No part of the package."""
+"""The programs of `make bench`: the same workloads on qnnkit and on its peers. Not part of the package."""
 
 from pathlib import Path
 
 
 def recipe(name: str) -> str:
-    """What `recipes.find` takes for a name: the file of benchmarks/recipes, or the name of a shipped one."""
-    own = Path(__file__).parent / "recipes" / f"{name}.py"
-    return str(own) if own.is_file() else name
+    """The argument of `recipes.find` for a name: a file of benchmarks/recipes, or a shipped recipe's name."""
+    path = Path(__file__).parent / "recipes" / f"{name}.py"
+    return str(path) if path.is_file() else name

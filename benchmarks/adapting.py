@@ -1,7 +1,7 @@
-"""A training step with each adapter beside LoRA of equal weights: python -m benchmarks.adapting.
+"""Training steps with each adapter and with LoRA of equal size: python -m benchmarks.adapting.
 
-All nets take turns in one process and one thread (`measure.race`). The floor is the step with no adapter's
-matrices to make: the frozen model alone, forward and backward to the first adapted layer.
+All nets take turns in one process and one thread (`measure.race`). The floor is a step without an adapter's
+matrices: only the frozen model, forward and backward to the first adapted layer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TARGETS = ["q_proj", "v_proj"]
 HIDDEN, WEIGHTS = (128, 384), (1000, 4000, 16000)
 """Sizes of the net and of its adapters."""
 BATCH, LENGTH = 8, 128
-"""Texts of a step, and tokens of each."""
+"""Texts per step, and tokens per text."""
 SECONDS = 20.0
-"""Of a race, about."""
+"""Approximate duration of a race."""
 
 
 def llama(hidden: int, n_layers: int = 4, vocabulary: int = 256) -> nn.Module:
@@ -53,17 +53,17 @@ def stepper(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
 
 
 def floor(model: nn.Module) -> nn.Module:
-    """The frozen model with a trained shift of each adapted layer's inputs: the least to ask gradients of."""
+    """The frozen model with a trained shift of each adapted layer's inputs: the smallest trained part."""
     model.requires_grad_(False)
     for name, module in model.named_modules():
         if name.endswith(tuple(TARGETS)):
             module.shift = nn.Parameter(torch.zeros(1))
-            module.register_forward_pre_hook(lambda module, given: (given[0] + module.shift, *given[1:]))
+            module.register_forward_pre_hook(lambda module, inputs: (inputs[0] + module.shift, *inputs[1:]))
     return model
 
 
 def compare(hidden: int, n_weights: int) -> list[dict[str, Any]]:
-    """A row for each adapter, of about `n_weights` weights: milliseconds a step and times LoRA's."""
+    """A row per adapter of about `n_weights` weights: milliseconds per step, and the ratio to LoRA."""
     tokens = torch.randint(0, 256, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
     nets = {"floor": floor(llama(hidden))}
     for name in NAMES:
@@ -83,9 +83,9 @@ def rows() -> Iterator[dict[str, Any]]:
         yield from compare(hidden, n_weights)
 
 
-def table(kept: pd.DataFrame) -> str:
-    """Times of LoRA's step, by size of the net and of the adapter, as a table in Markdown."""
-    wide = kept.pivot_table(index=["hidden", "asked"], columns="adapter", values="times_lora")[[*NAMES[1:]]]
+def table(frame: pd.DataFrame) -> str:
+    """The time of a step relative to LoRA's, by size of net and adapter, as a table in Markdown."""
+    wide = frame.pivot_table(index=["hidden", "asked"], columns="adapter", values="times_lora")[[*NAMES[1:]]]
     rows = ([f"{size:,}" for size in sizes] + [f"{x:.2f}" for x in row] for sizes, row in wide.iterrows())
     return record.markdown(["hidden size", "adapter's weights", *wide.columns], rows)
 

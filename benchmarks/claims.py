@@ -1,10 +1,10 @@
-"""Six published hybrid nets: what their papers claim, beside the same net and its controls trained here.
+"""Six published hybrid nets: the claims of their papers, and the same nets and controls trained here.
 
     python -m benchmarks.claims DATA_FOLDER     40 minutes; after Ctrl-C the same command resumes it
 
-DATA_FOLDER holds mnist/ and ahcd/ahcd_csv.zip. Every net and control, alike, takes the learning rate that did
-best of RATES on validation samples with two seeds of their own; then ten seeds are trained. The nets are
-benchmarks/recipes/NAME.py, and NAME.yaml beside each has the claim; runs go to runs/claims of the workspace.
+DATA_FOLDER holds mnist/ and ahcd/ahcd_csv.zip. Every net and control gets the best learning
+rate of RATES on validation samples, from two separate seeds; then ten seeds are trained. The nets are in
+benchmarks/recipes/NAME.py, with the claim in NAME.yaml; runs go to runs/claims of the workspace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qnnkit.report.tables import WITH_CIRCUIT, comparisons, frame_of, means
 RATES = (0.01, 0.03, 0.1)
 RECIPES = Path(__file__).parent / "recipes"
 CLAIMS = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(RECIPES.glob("*.yaml"))}
-"""Recipe -> what its paper claims."""
+"""Recipe -> the claim of its paper."""
 
 
 def trained(folder: str, name: str, **settings: Any) -> runs.Run:
@@ -40,12 +40,12 @@ def tuned(folder: str, name: str, **settings: Any) -> dict[str, float]:
     tries = {rate: trained(f"{folder}_{rate:g}", name, learning_rate=rate, **settings) for rate in RATES}
     score = tries[RATES[0]].score
     frame = pd.concat([frame_of(run).assign(rate=rate) for rate, run in tries.items()])
-    found: Any = frame.pivot_table(f"validation_{score.on_validation}", "net", "rate")
-    return (found.idxmax(axis=1) if score.larger else found.idxmin(axis=1)).to_dict()
+    pivot: Any = frame.pivot_table(f"validation_{score.on_validation}", "net", "rate")
+    return (pivot.idxmax(axis=1) if score.larger else pivot.idxmin(axis=1)).to_dict()
 
 
 def rows(data: Path, **smaller: Any) -> Iterator[dict[str, Any]]:
-    """A row for each control of each net: both scores with their intervals, difference and verdict."""
+    """A row per net and control: both scores with their intervals, the difference and the verdict."""
     for name, claim in CLAIMS.items():
         place = {"data_dir": str(data / claim["folder"])} if claim["folder"] else {}
         for case, own in claim.get("cases", {"": {}}).items():
@@ -55,25 +55,25 @@ def rows(data: Path, **smaller: Any) -> Iterator[dict[str, Any]]:
             run = trained(folder, name, **settings, net_settings=chosen)
             score, frame = run.score, frame_of(run)
             names = [f"{score.name}{end}" for end in ("", "_low", "_high")]
-            told = {row["net"]: score.with_interval(*row[names]) for _, row in means(frame, score).iterrows()}
+            text = {row["net"]: score.with_interval(*row[names]) for _, row in means(frame, score).iterrows()}
             for row in comparisons(frame, score)[0].to_dict("records"):
                 about = {"recipe": name, "case": case, "score": score.column, "larger": score.larger}
                 for net, control in (("net", "hybrid"), ("other", row["other_net"])):
-                    about |= {f"{net}_score": told[control], f"{net}_rate": rates[control]}
+                    about |= {f"{net}_score": text[control], f"{net}_rate": rates[control]}
                 gap = (score.signed(row[key]) for key in ("difference", "low", "high"))
-                yield about | row | {"told": "{} ({} to {})".format(*gap)}
+                yield about | row | {"text": "{} ({} to {})".format(*gap)}
 
 
-def table(found: pd.DataFrame) -> str:
+def table(frame: pd.DataFrame) -> str:
     """Claimed, reproduced, the strongest control without a circuit, and the verdict, in Markdown."""
-    without = found[~found["other_net"].isin((*WITH_CIRCUIT, "joint"))].fillna({"case": ""})
+    without = frame[~frame["other_net"].isin((*WITH_CIRCUIT, "joint"))].fillna({"case": ""})
     gain = without["difference"].where(without["larger"], -without["difference"])
     lines = []
     for row in without.loc[gain.groupby([without["recipe"], without["case"]]).idxmin()].itertuples():
         claim = CLAIMS[row.recipe]
         paper = f"[{claim['citation'].split(',')[0]}](https://arxiv.org/abs/{claim['arxiv']}) {row.case}"
         reproduced, control = f"{row.net_score}, {row.score}", f"{row.other_score}, `{row.other_net}`"
-        verdict = f"**{row.verdict}**: {row.told}, p = {row.p_holm:.2g}"
+        verdict = f"**{row.verdict}**: {row.text}, p = {row.p_holm:.2g}"
         lines.append([paper.strip(), claim["claimed"], reproduced, control, verdict])
     return record.markdown(["paper", "claimed", "reproduced", "best control", "hybrid net against it"], lines)
 

@@ -1,10 +1,10 @@
-"""How often intervals hold the truth, and verdicts claim what is not there, over simulated studies.
+"""How often intervals contain the truth and verdicts are wrong, over simulated studies.
 
     python -m benchmarks.coverage          2,000 studies of each kind, three minutes
 
-Prints the table of docs/seeds.md and keeps it in docs/results/coverage.csv. A study is two nets of some seeds
-on one test split. False positives are verdicts of *better* or *worse* between nets that are alike, false
-equivalents those of *equivalent* between nets that differ by exactly the margin.
+Prints the table of docs/seeds.md and writes it to docs/results/coverage.csv. A study has two nets of some
+seeds on one test split. False positives are verdicts of *better* or *worse* between equal nets, false
+equivalents are verdicts of *equivalent* between nets that differ by exactly the margin.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ SHARES = {
     "false_positives": "false positives",
     "false_equivalents": "false equivalents",
 }
-"""What is counted of each kind of study -> the head of its column."""
+"""Counted share -> the head of its column."""
 
 
 def accuracy(level: float, spread: float) -> Draw:
     """Shares of SAMPLES test samples; `spread` is how much the chance of a sample differs between seeds.
 
-    Samples are of unlike difficulty, which all seeds and both nets share, as in a real test split.
+    Samples differ in difficulty, which all seeds and both nets share, as in a real test split.
     """
 
     def draw(generator: np.random.Generator, n: int, shift: float) -> tuple[np.ndarray, float]:
         hard = generator.random(SAMPLES) > level  # each sample is right or wrong for an ideal net ...
-        flipped = generator.random((2, n, SAMPLES)) < spread  # ... but for what a seed changes
+        flipped = generator.random((2, n, SAMPLES)) < spread  # ... except where a seed changes it
         right = np.where(flipped, generator.random((2, n, SAMPLES)) < level, ~hard)
         scores = right.mean(-1)
         scores[1] += shift
@@ -77,32 +77,32 @@ KINDS: dict[str, tuple[stats.Score, Draw]] = {
 def simulate(studies: int, seed: int = 0) -> Iterator[dict[str, Any]]:
     """One row per kind of score and number of seeds.
 
-    Rows have `coverage`, of the interval of a net's score, `of_difference`, of the interval of a difference
-    (those that are not known hold everything), `false_positives` and `false_equivalents`: shares of studies.
+    Rows have shares of studies: `coverage` by the interval of a net's score, `of_difference` by that of a
+    difference (an unknown interval covers everything), `false_positives` and `false_equivalents`.
     """
     generator = np.random.default_rng(seed)
     for kind, (score, draw) in KINDS.items():
         for n in SEEDS:
-            found = np.zeros(4)
+            counts = np.zeros(4)
             for _ in range(studies):
                 (ours, theirs), truth = draw(generator, n, 0.0)
                 interval = score.interval(ours.tolist(), [SAMPLES] * n)
                 [alike] = stats.decide([{"values": ours.tolist(), "others": theirs.tolist()}], score)
                 (ours, theirs), _ = draw(generator, n, 0.05)
-                margin = 0.05 * score.factor  # just what they differ by
+                margin = 0.05 * score.factor  # exactly their difference
                 both = {"values": ours.tolist(), "others": theirs.tolist()}
                 [apart] = stats.decide([both], score, margin)
-                found += [
-                    not (truth < interval.low or truth > interval.high),  # NaN: not known
+                counts += [
+                    not (truth < interval.low or truth > interval.high),  # NaN: unknown
                     not (alike["low"] > 0 or alike["high"] < 0),
                     alike["verdict"] in ("better", "worse"),
                     apart["verdict"] == "equivalent",
                 ]
-            yield {"score": kind, "seeds": n, **dict(zip(SHARES, found / studies, strict=True))}
+            yield {"score": kind, "seeds": n, **dict(zip(SHARES, counts / studies, strict=True))}
 
 
 def table(rows: pd.DataFrame) -> str:
-    """The kept rows in Markdown, in percent."""
+    """The recorded rows in Markdown, in percent."""
     lines = (
         [row["score"], str(row["seeds"]), *(f"{100 * row[name]:.1f}" for name in SHARES)]
         for row in rows.to_dict("records")

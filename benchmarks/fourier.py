@@ -1,4 +1,4 @@
-"""Keeps what a run with the control `fourier` came to, and prints how the circuit compares with it.
+"""Records the results of a run with the control `fourier`, and prints how the circuit compares with it.
 
 python -m benchmarks.fourier runs/fourier25 docs/results/ahcd/fourier.csv
 """
@@ -18,8 +18,8 @@ def main(folder: str, path: str) -> None:
     run = runs.open_run(folder)
     frame, score = report.frame_of(run), run.score
     scores = [each.name for each in report.metrics(score) if frame[each.name].notna().any()]
-    kept = frame[[*COLUMNS[:4], f"validation_{score.on_validation}", *scores, *COLUMNS[4:]]]
-    record.write(kept.rename(columns={name: f"test_{name}" for name in scores}), Path(path))
+    table = frame[[*COLUMNS[:4], f"validation_{score.on_validation}", *scores, *COLUMNS[4:]]]
+    record.write(table.rename(columns={name: f"test_{name}" for name in scores}), Path(path))
     for row in report.means(frame, score).to_dict("records"):
         ends = (row[f"{score.name}{end}"] for end in ("", "_low", "_high"))
         print(f"{row['net']}: {score.with_interval(*ends)}, {row['classical']:,.0f} other weights")

@@ -1,7 +1,7 @@
-"""How long the inspector takes to answer, kernel side, on one thread: python -m benchmarks.moving.
+"""The response time of the inspector in the kernel, on one thread: python -m benchmarks.moving.
 
-From a widget's value to the finished pictures, as the panel that a notebook shows takes it: the chosen weight
-moved, another weight chosen, another image chosen. Nets as they start, on scikit-learn's digits.
+From a new value of a widget to the finished pictures, as in a notebook's panel: moving the chosen weight,
+choosing another weight, choosing another image. Untrained nets, on scikit-learn's digits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from qnnkit.inspector import Inspector
 
 CASES: dict[str, dict[str, Any]] = {
     "digits_quanv": {"recipe": "digits_quanv"},
-    # 129 units in place of 114: 88,000 weights with ten classes too.
+    # 129 units instead of 114: 88,000 weights also with ten classes.
     "letters": {"recipe": "letters", "dataset": "digits", "image_size": 32, "hidden": 129},
     "resnet_circuit": {"recipe": recipe("resnet_circuit_frozen"), "dataset": "digits", "image_size": 28},
 }
 VALUES = {"shift": np.linspace(-3, 3, 20).tolist(), "weight": [1, 2, 3, 0], "image": [1, 2, 3, 4]}
-"""Widget of the panel -> what it is set to, one after the other."""
+"""Widget of the panel -> its values, one after another."""
 
 
 def rows() -> Iterator[dict[str, Any]]:
@@ -44,7 +44,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def seconds(inspector: Inspector, widget: str, value: Any) -> float:
-    """Until a widget's new value is drawn."""
+    """The seconds until a widget's new value is drawn."""
     start = time.perf_counter()
     getattr(inspector, widget).value = value
     return time.perf_counter() - start

@@ -1,8 +1,8 @@
-"""How much accuracy the best trained hybrid net of a run keeps with shots, with noise and on a fake device.
+"""The accuracy that a run's best trained hybrid net keeps with shots, with noise and on a fake device.
 
     python -m benchmarks.noisy RUN_DIR benchmarks/recipes/ahcd_trained.py docs/results/noise.csv 256
 
-The best is that of the seed with the highest validation score; the number is that of test images.
+The best net has the highest validation score of all seeds; the number is the number of test images.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from qnnkit import noise, runs
 
 
 def rows(run: runs.Run, n_images: int) -> pd.DataFrame:
-    """What `noise.robustness` says of the net, and whose net it is."""
+    """The rows of `noise.robustness` for the net, and which net it is."""
     finals, score = runs.frame(run), f"validation_{run.score.on_validation}"
-    own = finals[finals["net"] == run.nets[0]]
-    best = own.loc[own[score].idxmax()]
+    hybrid = finals[finals["net"] == run.nets[0]]
+    best = hybrid.loc[hybrid[score].idxmax()]
     model, test = runs.trained(run, seed=int(best["seed"])), run.splits.test
     chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:n_images]
     device = noise.fake_device(model)
-    found = noise.robustness(model, test.images[chosen], test.labels[chosen], device=device)
+    results = noise.robustness(model, test.images[chosen], test.labels[chosen], device=device)
     about = {"run": run.folder.name, "net": run.nets[0], "seed": int(best["seed"])}
     about |= {"test_accuracy": best["test_accuracy"], "device": device or "no fake device: extra `hardware`"}
-    return pd.DataFrame([{**about, **row} for row in found])
+    return pd.DataFrame([{**about, **row} for row in results])
 
 
-def table(found: pd.DataFrame) -> str:
-    """What is left under each condition, as a table in Markdown."""
+def table(frame: pd.DataFrame) -> str:
+    """The accuracy under each condition, as a table in Markdown."""
     names = {
         "shots": "shots:",
         "depolarizing": "depolarising noise, p =",
@@ -40,18 +40,18 @@ def table(found: pd.DataFrame) -> str:
         "device": "{}, shots:",
     }
     lines = []
-    for row in found.itertuples():
-        told = f"{names.get(row.condition, row.condition)} {row.strength:g}".removesuffix(" nan")
+    for row in frame.itertuples():
+        label = f"{names.get(row.condition, row.condition)} {row.strength:g}".removesuffix(" nan")
         ends = (100 * each for each in (row.accuracy, row.low, row.high))
         percent = "{:.1f} ({:.1f} to {:.1f})".format(*ends)
-        lines.append([told.format(row.device), percent, f"{row.change:.3f}"])
+        lines.append([label.format(row.device), percent, f"{row.change:.3f}"])
     return record.markdown(["condition", "accuracy (%)", "mean change of a measured value"], lines)
 
 
 def main(run_dir: str, recipe: str, path: str, n_images: str = "256") -> None:
-    found = rows(qnnkit.open_run(run_dir, recipe), int(n_images))
-    record.write(found, path)
-    print(found.iloc[:, -8:].round(4).to_string())
+    frame = rows(qnnkit.open_run(run_dir, recipe), int(n_images))
+    record.write(frame, path)
+    print(frame.iloc[:, -8:].round(4).to_string())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What the kit's loop takes beside forward, backward and optimizer: python -m benchmarks.overhead.
+"""The overhead of the kit's loop over forward, backward and optimizer: python -m benchmarks.overhead.
 
-An epoch of `train.fit` beside one of a plain loop with the same net, batches, seed and optimizer: both take
-turns on one thread; means of an epoch, medians over rounds, in docs/results/overhead.csv. `parts_s` are the
-seconds of forward (with the loss), backward and optimizer, as the plain loop clocks them. `outside` is the
-share of an epoch of the kit's that is none of them, `times_plain` its seconds over those of the plain loop.
+An epoch of `train.fit` and one of a plain loop with the same net, batches, seed and optimizer take turns on
+one thread; docs/results/overhead.csv has means per epoch and medians over rounds. `parts_s` is the time of
+forward (with the loss), backward and optimizer, as clocked in the plain loop. `outside` is the share of the
+kit's epoch beyond these parts, `times_plain` the ratio of its time to that of the plain loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qnnkit.settings import Settings
 from qnnkit.train.optimizer import optimizer_of
 
 CASES = {"digits_quanv": (8, 1078, 10), "letters": (32, 3072, 28)}
-"""Recipe -> side of its images in pixels, images of an epoch, classes; `letters` has 88,000 weights."""
+"""Recipe -> side of its images in pixels, images per epoch, classes; `letters` has 88,000 weights."""
 ROUNDS, EPOCHS = 9, 3
 
 
@@ -50,7 +50,7 @@ class Case:
         return self.splits.batches("train", self.training.batch_size, shuffle=True)
 
     def fit(self) -> float:
-        """Seconds of an epoch, by the kit's own loop."""
+        """Seconds of an epoch in the kit's loop."""
         model, size = self.model(), self.training.batch_size
         few = DictBatches(lambda epoch: (self.images[:size], self.labels[:size]), size, shuffle=False)
         loaders: Any = {"train": self.batches(), "validation": few}
@@ -58,7 +58,7 @@ class Case:
         return statistics.mean(train.fit(model, self.task, loaders, self.training, groups=groups).seconds)
 
     def plain(self) -> tuple[float, float]:
-        """Seconds of an epoch of the least loop, and of the three parts in it."""
+        """Seconds of an epoch in the simplest loop, and of its three parts."""
         model, batches, parts = self.model().train(), self.batches(), 0.0
         optimizer = optimizer_of(parameter_groups(model, self.training), self.training)
         begin = time.perf_counter()
@@ -79,14 +79,14 @@ def rows() -> Iterator[dict[str, Any]]:
         weights = sum(layers.count_parameters(case.model()).values())
         with measure.threads(1):
             case.fit()  # warm-up
-            found = pd.DataFrame([(case.fit(), *case.plain()) for _ in range(ROUNDS)])
-        found.columns = ["fit_s", "plain_s", "parts_s"]
-        found["outside"] = 1 - found["parts_s"] / found["fit_s"]
-        found["outside_plain"] = 1 - found["parts_s"] / found["plain_s"]
-        found["times_plain"] = found["fit_s"] / found["plain_s"]
-        ends = {f"times_plain_{end}": getattr(found["times_plain"], end)() for end in ("min", "max")}
+            times = pd.DataFrame([(case.fit(), *case.plain()) for _ in range(ROUNDS)])
+        times.columns = ["fit_s", "plain_s", "parts_s"]
+        times["outside"] = 1 - times["parts_s"] / times["fit_s"]
+        times["outside_plain"] = 1 - times["parts_s"] / times["plain_s"]
+        times["times_plain"] = times["fit_s"] / times["plain_s"]
+        ends = {f"times_plain_{end}": getattr(times["times_plain"], end)() for end in ("min", "max")}
         about = {"recipe": name, "weights": weights, "images": len(case.images)}
-        yield about | found.median().to_dict() | ends
+        yield about | times.median().to_dict() | ends
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Who is measured. One class per kind of peer, all with the same methods:
+"""The measured peers. One class per kind of peer, all with the same methods:
 
 `Peer(name, workload, device)` builds it, `first()` evaluates for the first time, `run()` evaluates again and
-returns when the numbers are there, `answer()` gives the numbers to check. `samples` of the workload's `total`
-are evaluated each time; a peer that would take too long or too much memory on all of them has fewer.
+returns once the numbers are ready, `answer()` returns the numbers to check. Each call evaluates `samples` of
+the workload's `total`; a peer that would take too long or too much memory on all of them has fewer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LABELS = {
 }
 OWN = ("batched", "compiled")
 FEW = 4
-"""Steps of an epoch whose circuits run one by one, and images of each; the time is scaled up from them."""
+"""Steps per epoch, and images per step, if circuits run one by one; the time is scaled up from them."""
 
 
 class Absent(Exception):
-    """A peer that this machine has not; the text says why, to follow its name."""
+    """A peer that this machine lacks; the text says why, and follows its name."""
 
 
 def takes_part(name: str, workload: Workload) -> bool:
@@ -73,57 +73,57 @@ def deviation(answer: dict[str, Any], reference: dict[str, Any]) -> float:
     """
     largest = 0.0
     for name, wanted in reference.items():
-        given, wanted = np.asarray(answer[name], dtype=float), np.asarray(wanted, dtype=float)
-        if given.shape != wanted.shape or not np.isfinite(given).all():
+        values, wanted = np.asarray(answer[name], dtype=float), np.asarray(wanted, dtype=float)
+        if values.shape != wanted.shape or not np.isfinite(values).all():
             return float("inf")
-        error = np.abs(given - wanted).max() / max(1.0, np.abs(wanted).max())
+        error = np.abs(values - wanted).max() / max(1.0, np.abs(wanted).max())
         largest = max(largest, float(error))
     return largest
 
 
 def reference(workload: Workload, *, control: bool) -> dict[str, np.ndarray]:
-    """The first samples' numbers in float64: by default.qubit, above 8 wires by lightning.qubit.
+    """The numbers of the first samples in float64: by default.qubit, above 8 wires by lightning.qubit.
 
     Args:
         workload: What is evaluated.
-        control: Whether for the classical control, which is another function than the circuit.
+        control: Whether to evaluate the classical control, a different function from the circuit.
     """
     name = "classical" if control else "default.qubit" if workload.n_qubits <= 8 else "lightning.qubit"
     return (_kind(workload) or TorchPeer)(name, workload, "cpu", double=True).answer()
 
 
 class Peer:
-    """What all kinds share, where they have no other way of their own."""
+    """What all kinds share, unless they override it."""
 
     dtype = "unknown"
-    """Of the numbers; known after `answer`."""
+    """The dtype of the numbers; known after `answer`."""
 
     def __init__(self, name: str, workload: Workload, device: str):
         import torch
 
         self.torch, self.workload, self.total = torch, workload, workload.total
-        follows = name in (*OWN, "default.qubit", "classical")  # the others have one place of their own
+        follows = name in (*OWN, "default.qubit", "classical")  # the others have a single place
         self.device = torch.device(device if follows else "cpu")
 
     def first(self) -> None:
         self.run()
 
     def plan(self) -> None:
-        """What is done once more before the rounds, untimed."""
+        """Preparation before the rounds, which is not timed."""
 
     def place(self) -> str:
-        """Where it computes."""
+        """The device on which it computes."""
         is_cuda = self.device.type == "cuda"
         return self.torch.cuda.get_device_name(self.device) if is_cuda else str(self.device)
 
     def named(self, values: Any, *gradients: Any) -> dict[str, np.ndarray]:
-        """Values and gradients of the checked samples alone."""
+        """Values and gradients of the checked samples only."""
         self.dtype = str(values.dtype).removeprefix("torch.")
         values, *gradients = map(np.asarray, (values, *gradients))
-        found = {"values": values[:CHECKED]}
+        answer = {"values": values[:CHECKED]}
         if gradients:
-            found |= {"gradient of inputs": gradients[0][:CHECKED], "gradient of weights": gradients[1]}
-        return found
+            answer |= {"gradient of inputs": gradients[0][:CHECKED], "gradient of weights": gradients[1]}
+        return answer
 
 
 class TorchPeer(Peer):
@@ -165,7 +165,7 @@ class TorchPeer(Peer):
         return values, *self.torch.autograd.grad((values * mixture).sum(), (self.inputs, self.weights))
 
     def answer(self) -> dict[str, np.ndarray]:
-        """From an evaluation of the whole batch, as JAX's."""
+        """From an evaluation of the whole batch, like JAX's."""
         mixture = self.mixture.clone()
         mixture[CHECKED:] = 0
         return self.named(*(part.detach().cpu() for part in self._evaluate(mixture)))
@@ -230,12 +230,12 @@ class EpochPeer(Peer):
         pairs = TensorDataset(images, labels)
         self.loader: Any = DataLoader(pairs, self.batch, shuffle=True, generator=order)
         self.steps = min(FEW, len(self.loader)) if one_by_one else len(self.loader)
-        if self.steps == 1:  # a step is timed without its loader
+        if self.steps == 1:  # the timed step excludes its loader
             self.loader = [next(iter(self.loader))]
         self.samples = min(self.total, self.steps * self.batch)
 
     def _net(self, name: str, image: Any, double: bool) -> Any:
-        """The kit's own net of 88,000 weights."""
+        """The kit's net of 88,000 weights."""
         from qnnkit import Quanv2d, controls, recipes
         from qnnkit.recipes import letters
 
@@ -245,7 +245,7 @@ class EpochPeer(Peer):
         net = letters.build(recipes.settings("letters"), SimpleNamespace(sizes=sizes), seed=0)
         net.middle.quanv = Quanv2d(4, circuit, backend="batched" if name in OWN else device_name)
         if name == "classical":
-            with self.torch.no_grad():  # the control takes the sizes that the circuit has seen
+            with self.torch.no_grad():  # the control takes its sizes from a circuit that has run
                 net.eval()(image)
             return controls(net)["classical"].train()
         return net
@@ -273,7 +273,7 @@ class EpochPeer(Peer):
         measure.now(self.device)
 
     def answer(self) -> dict[str, np.ndarray]:
-        """The net at its start: logits of the checked images, and gradients of a mixture of them."""
+        """The untrained net: logits of the checked images, and gradients of a mixture of them."""
         self.net.load_state_dict(self.start)
         self.net.eval().zero_grad()
         logits = self.net(self.checked)
@@ -286,7 +286,7 @@ class EpochPeer(Peer):
 
 
 class StepPeer(EpochPeer):
-    """A training step of a net that a project has on TorchLayer; on QuantumLayer the class alone differs."""
+    """A training step of a project's net on TorchLayer; with QuantumLayer only the class differs."""
 
     def _net(self, name: str, image: Any, double: bool) -> Any:
         import pennylane as qp
@@ -303,12 +303,12 @@ class StepPeer(EpochPeer):
 
 
 def _kind(workload: Workload) -> type[EpochPeer] | None:
-    """Who trains a whole net; None for a workload without one."""
+    """The class that trains a whole net; None for a workload without one."""
     return StepPeer if isinstance(workload, Step) else EpochPeer if isinstance(workload, Epoch) else None
 
 
 def _qnode(name: str, workload: Workload, *, double: bool) -> Any:
-    """The workload's QNode on a PennyLane device, in single precision where the device lets one choose."""
+    """The workload's QNode on a PennyLane device, in single precision if the device offers it."""
     import pennylane as qp
 
     qnode, _ = workload.circuit()
@@ -316,17 +316,17 @@ def _qnode(name: str, workload: Workload, *, double: bool) -> Any:
         return qnode.update(diff_method="backprop")
     settings: dict[str, Any] = {"c_dtype": np.complex128 if double else np.complex64}
     if name == "lightning.qubit":
-        settings["seed"] = None  # else it draws one from NumPy's global generator
+        settings["seed"] = None  # otherwise it draws one from NumPy's global generator
     try:
         device = qp.device(name, wires=workload.n_qubits, **settings)
-    except Exception as error:  # each device fails to be made in its own way
+    except Exception as error:  # every device fails with other exceptions
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise Absent(f"is left out: {reason}") from None
     return qnode.update(device=device, diff_method="adjoint")
 
 
 def _samples(name: str, workload: Workload) -> int:
-    """How many samples one evaluation takes: few where they run one by one, fewer where memory is short."""
+    """Samples per evaluation: few if they run one by one, fewer if memory is short."""
     if name.startswith("lightning"):
         return min(workload.batch, max(CHECKED, 256 >> max(0, workload.n_qubits - 8)))
     samples = workload.batch

@@ -1,9 +1,9 @@
-"""Whether `auto` is fast, beside fixed choices of device, backend and number of threads.
+"""Whether `auto` is fast, compared with fixed choices of device, backend and number of threads.
 
     python -m benchmarks.placing
 
 Forward, backward and optimizer of circuits (W1, W3, see `workloads.py`), and training steps of two recipes,
-scaled to an epoch: choices take turns in one process (`measure.race`). Some ten minutes, and
+scaled to an epoch: choices take turns in one process (`measure.race`). Takes about ten minutes and writes
 docs/results/placing.csv. Exit status 1 if `auto` is slower than the slowest fixed choice, or over 10 % slower
 than the fastest.
 """
@@ -32,18 +32,18 @@ from qnnkit.settings import Settings
 from qnnkit.tasks import Step
 
 RECIPES = {"digits_quanv": {}, "ahcd_ten_epochs": {"dataset": "digits", "image_size": 32}}
-"""Recipe -> what is exchanged in it where its own data are not here; only the time matters."""
+"""Recipe -> settings that replace its data, because only the time matters."""
 KEYS = ("W1", "W3-64", "W3-256", *RECIPES)
 BACKENDS = ("batched", "default.qubit", "lightning.qubit")
 NEAR = 1.1
-"""Times the fastest fixed choice that `auto` may take."""
+"""The largest allowed ratio of `auto` to the fastest fixed choice."""
 CIRCUITS = 256
-"""That a backend is timed on, about, which runs one circuit after the other."""
+"""Approximate number of circuits to time on a backend that runs them one by one."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The loss of `workloads`: how a mixture of the values depends on all angles, inputs included."""
+    """The loss of `workloads`: a mixture of the values, which depends on all angles including the inputs."""
 
     monitor: str = "loss"
 
@@ -54,14 +54,14 @@ class Mixture:
 
 
 def trained(key: str, backend: str, quick: bool) -> measure.Workload:
-    """The training that is timed: of a circuit alone, or of a recipe's net."""
+    """The timed training: of a circuit alone, or of a recipe's net."""
     if key in RECIPES:
         archive = Path(os.environ.get("QNNKIT_TEST_DATA", ""), "ahcd", "ahcd_csv.zip")
-        own: dict[str, Any] = dict(RECIPES[key])
+        settings: dict[str, Any] = dict(RECIPES[key])
         if key.startswith("ahcd") and archive.is_file():
-            own = {"data_dir": str(archive)}
-        own |= {"train_fraction": 0.05} if quick else {}
-        run = Run(Path("unused"), recipes.settings(recipe(key), **own, backend=backend, controls=[]))
+            settings = {"data_dir": str(archive)}
+        settings |= {"train_fraction": 0.05} if quick else {}
+        run = Run(Path("unused"), recipes.settings(recipe(key), **settings, backend=backend, controls=[]))
         return measure.of_recipe(run.config, run.splits)
     workload = workloads.find(key, quick=quick)
     inputs, weights, mixture = map(torch.from_numpy, workload.data())
@@ -74,7 +74,7 @@ def trained(key: str, backend: str, quick: bool) -> measure.Workload:
 
 
 def step(workload: measure.Workload, backend: str, device: str, threads: Any) -> measure.Step:
-    """A training step; of circuits one after the other, a step of few samples."""
+    """A training step; for backends that run circuits one by one, a step of few samples."""
     stepper, n = workload.stepper(device), min(workload.training.batch_size, workload.n_samples)
     if backend.startswith("lightning"):
         own = workload.example is not None and layers.circuits_per_image(stepper.model, workload.example)
@@ -87,10 +87,10 @@ def called(device: str, n: int) -> str:
 
 
 def compare(key: str, backends: Sequence[str], seconds: float, quick: bool = False) -> list[dict[str, Any]]:
-    """A row per choice: `auto` first, then every fixed one."""
-    own = trained(key, "auto", quick)
-    placed = measure.place(own, seconds=seconds / 6)
-    steps = {"auto": step(own, "auto", placed.device, placed.threads)}
+    """A row per choice: first `auto`, then every fixed one."""
+    workload = trained(key, "auto", quick)
+    placed = measure.place(workload, seconds=seconds / 6)
+    steps = {"auto": step(workload, "auto", placed.device, placed.threads)}
     chosen = {"auto": called(placed.device, placed.threads or torch.get_num_threads())}
     for backend in backends:
         fixed, counts = trained(key, backend, quick), placement.thread_counts()
@@ -101,37 +101,37 @@ def compare(key: str, backends: Sequence[str], seconds: float, quick: bool = Fal
     return [
         {"workload": key, "choice": name, "chosen": chosen.get(name, ""), "samples": steps[name].samples}
         | {"rounds": lap.rounds, "spread": lap.spread}
-        | {"median_ms": math.nan if lap.seconds is None else 1e3 * lap.seconds * own.n_samples}
+        | {"median_ms": math.nan if lap.seconds is None else 1e3 * lap.seconds * workload.n_samples}
         for name, lap in laps.items()
     ]
 
 
-def beside_auto(table: pd.DataFrame) -> Iterator[tuple[Any, pd.Series, pd.Series]]:
-    """Each workload, its row of `auto`, and the milliseconds of the fixed choices, the fastest first."""
+def against_auto(table: pd.DataFrame) -> Iterator[tuple[Any, pd.Series, pd.Series]]:
+    """Each workload, its row of `auto`, and the milliseconds of the fixed choices, fastest first."""
     for key, rows in table.groupby("workload", sort=False):
         rows = rows.set_index("choice")
         yield key, rows.loc["auto"], rows["median_ms"].drop("auto").dropna().sort_values()
 
 
 def problems(table: pd.DataFrame) -> list[str]:
-    """A sentence for each workload on which `auto` does not keep its promise, or was not measured."""
-    found = []
-    for key, auto, fixed in beside_auto(table):
+    """A sentence for each workload on which `auto` is too slow or was not measured."""
+    lines = []
+    for key, auto, fixed in against_auto(table):
         if fixed.empty or pd.isna(auto["median_ms"]):
-            found.append(f"{key}: there is nothing to compare.")
+            lines.append(f"{key}: there is nothing to compare.")
             continue
         if (ratio := auto["median_ms"] / fixed.iloc[0]) > NEAR:
-            found.append(f"{key}: auto takes {ratio:.2f} times as long as {fixed.index[0]}.")
+            lines.append(f"{key}: auto takes {ratio:.2f} times as long as {fixed.index[0]}.")
         if auto["median_ms"] > fixed.iloc[-1]:
-            found.append(f"{key}: auto is slower than {fixed.index[-1]}, the slowest.")
-    return found
+            lines.append(f"{key}: auto is slower than {fixed.index[-1]}, the slowest.")
+    return lines
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """What docs/measure.md shows of docs/results/placing.csv."""
+    """The table of docs/results/placing.csv in docs/measure.md."""
     head = ["", "`auto` chose", "ms", "fastest fixed choice", "ms", "ratio"]
     lines = []
-    for key, auto, fixed in beside_auto(table):
+    for key, auto, fixed in against_auto(table):
         if len(fixed):
             ms, best, name = auto["median_ms"], fixed.iloc[0], fixed.index[0]
             lines.append([key, auto["chosen"], f"{ms:.3g}", name, f"{best:.3g}", f"{ms / best:.2f}"])

@@ -1,8 +1,8 @@
 """The variance of gradients at random initialisations, of the four circuits: python -m benchmarks.plateau.
 
 2 to 12 qubits, as many layers as qubits (an even number, which identity blocks need), 200 initialisations of
-each kind, both observables; every variance with its 95 % interval beside a random circuit's, and the decay
-per qubit in factors of two.
+each kind, both observables. Every variance has its 95 % interval and the value of a random circuit; the decay
+is a per-qubit factor in powers of two.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ QUBITS, N = range(2, 13, 2), 200
 
 @functools.cache
 def scans() -> pd.DataFrame:
-    """What the scans of all circuits measured."""
+    """The results of the scans of all circuits."""
     options: dict[str, Any] = {"initialisations": list(circuits.INITIALISATIONS), "n": N}
-    found = {
+    frames = {
         circuit: plateau.scan(circuit, qubits=list(QUBITS), depths=["1n"], **options)
         for circuit in circuits.ANSAETZE
     }
-    return pd.concat(found, names=["circuit"]).reset_index("circuit")
+    return pd.concat(frames, names=["circuit"]).reset_index("circuit")
 
 
 def variances() -> list[dict[str, Any]]:
@@ -47,16 +47,16 @@ def rates() -> list[dict[str, Any]]:
 
 def table(rates: pd.DataFrame) -> str:
     """Rates with their intervals, by circuit, observable and initialisation, as a table in Markdown."""
-    told = [f"{row.rate:.2f} ({row.low:.2f} to {row.high:.2f})" for row in rates.itertuples()]
-    wide = rates.assign(told=told).pivot_table(
-        index=["circuit", "observable"], columns="initialisation", values="told", aggfunc="first", sort=False
+    texts = [f"{row.rate:.2f} ({row.low:.2f} to {row.high:.2f})" for row in rates.itertuples()]
+    wide = rates.assign(text=texts).pivot_table(
+        index=["circuit", "observable"], columns="initialisation", values="text", aggfunc="first", sort=False
     )
     rows = ([*names, *cells] for names, cells in wide.iterrows())
     return record.markdown(["circuit", "observable", *wide.columns], rows)
 
 
 def plot(path: Path) -> None:
-    """The variances over the number of qubits, from the table beside it; one of 0 is not drawn."""
+    """The variances over the number of qubits, from the table in the same folder; zeros are not drawn."""
     table = pd.read_csv(path.with_suffix(".csv")).query("variance > 0")
     picture = so.Plot(table, x="n_qubits", y="variance", color="initialisation", marker="initialisation")
     picture = (

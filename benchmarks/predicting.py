@@ -1,12 +1,11 @@
-"""What the planner predicts beside what is then measured: python -m benchmarks.predicting.
+"""The planner's predictions compared with measurements: python -m benchmarks.predicting.
 
-Every setting has two fresh processes, one after the other: one predicts its peak memory and its seconds per
-epoch, the other trains it for a few epochs with checkpoints, as runs do, and tells what it took; and again
-while half a minute has not passed, since a machine is not equally fast in every minute. Medians over these
-rounds are compared. A quarter of an hour in all; it writes docs/results/predicted.csv and prints what
-docs/predicted.md shows of it. With --only and without --out it prints those settings and writes nothing.
-Exit status 1 where a prediction is out of its bounds. Wants a machine that does nothing else, and
-QNNKIT_TEST_DATA with AHCD and MNIST.
+Every setting has two fresh processes, one after the other: one predicts peak memory and seconds per epoch,
+the other trains a few epochs with checkpoints, as runs do, and measures both. Rounds repeat for half a
+minute, because the speed of a machine varies, and medians over the rounds are compared. All takes a quarter
+of an hour; it writes docs/results/predicted.csv and prints the tables of docs/predicted.md. With --only and
+without --out it prints those settings and writes nothing. Exit status 1 if a prediction is out of its
+bounds. Needs an otherwise idle machine, and QNNKIT_TEST_DATA with AHCD and MNIST.
 """
 
 from __future__ import annotations
@@ -39,27 +38,27 @@ from qnnkit.tasks import Step
 from qnnkit.train import fit
 
 MEMORY, TIME = 0.15, 0.20
-"""How far a prediction may be off, as shares of what is measured."""
+"""Largest errors of a prediction, as shares of the measured value."""
 THREADS = 1
-"""Of which no other program on the machine can keep one waiting for the other."""
+"""With one thread, other programs cannot make threads wait for each other."""
 EPOCHS, MANY = 4, 20
-"""Trained, of which the median without the first counts; more where an epoch takes a tenth of a second."""
+"""Trained epochs; the median without the first counts. More if an epoch takes a tenth of a second."""
 ROUNDS, BUDGET, LONGEST = 3, 25.0, 3600.0
-"""Rounds of a setting at most, the seconds after which none is begun, and those of one process."""
+"""Largest number of rounds per setting, seconds after which none starts, and time limit of a process."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One training."""
+    """A training to predict and to measure."""
 
     kind: str
     """A recipe, "llama" or "clip"."""
     settings: dict[str, Any] = field(default_factory=dict)
     size: str = ""
     samples: int = 1
-    """In an epoch of a language model or CLIP."""
+    """Samples per epoch of a language model or CLIP."""
     folder: str = ""
-    """Of its data, under QNNKIT_TEST_DATA."""
+    """Folder of its data, under QNNKIT_TEST_DATA."""
     epochs: int = EPOCHS
 
     def workload(self) -> measure.Workload:
@@ -69,7 +68,7 @@ class Setting:
         return measure.of_recipe(run.config, run.splits)
 
     def run(self, folder: Path, device: str = "cpu") -> Any:
-        """A run of the recipe's own net alone."""
+        """A run of the recipe's hybrid net only."""
         values = {"epochs": self.epochs, "n_seeds": 1, "threads": THREADS, "device": device, **self.settings}
         if self.folder:
             values["data_dir"] = str(Path(os.environ["QNNKIT_TEST_DATA"]) / self.folder)
@@ -98,7 +97,7 @@ class OwnLoss:
 
 
 def transformer(kind: str, size: str, samples: int, **settings: Any) -> measure.Workload:
-    """A Llama or a CLIP of a named size on random tokens, built without holding its weights to be traced."""
+    """A Llama or a CLIP of a named size on random tokens; built without weights in memory for a trace."""
     from transformers import AutoModelForCausalLM, CLIPModel
 
     is_clip = kind == "clip"
@@ -109,7 +108,7 @@ def transformer(kind: str, size: str, samples: int, **settings: Any) -> measure.
     def build(training: Any, traced: bool) -> nn.Module:
         with seeded(0):
             model: Any = CLIPModel(config) if is_clip else AutoModelForCausalLM.from_config(config)
-            targets = ["q_proj", "v_proj"] if is_clip else None  # PEFT knows a Llama's own
+            targets = ["q_proj", "v_proj"] if is_clip else None  # PEFT knows those of a Llama
             rank = training.lora_rank
             return adapters.adapt(model, r=rank, targets=targets) if rank else model
 
@@ -174,13 +173,13 @@ SETTINGS = {
 
 
 def predict(setting: Setting, device: str) -> dict[str, Any]:
-    """In a process of its own."""
-    found = measure.predict(setting.workload(), device, n_threads=THREADS)
-    return {name: getattr(found, name) for name in ("n_weights", "peak", "seconds_per_epoch")}
+    """Predicts, in a separate process."""
+    result = measure.predict(setting.workload(), device, n_threads=THREADS)
+    return {name: getattr(result, name) for name in ("n_weights", "peak", "seconds_per_epoch")}
 
 
 def train(setting: Setting, device: str) -> dict[str, Any]:
-    """In a process of its own: what a training takes, by the path that runs take."""
+    """In a separate process: the cost of a training, on the same path as runs."""
     with tempfile.TemporaryDirectory() as folder, measure.threads(THREADS):
         if setting.size:
             workload = setting.workload()
@@ -198,7 +197,7 @@ def train(setting: Setting, device: str) -> dict[str, Any]:
 
 
 def apart(what: str, name: str, device: str) -> dict[str, Any]:
-    """What a fresh process found.
+    """The results of a fresh process.
 
     Raises:
         RuntimeError: It failed.
@@ -212,32 +211,32 @@ def apart(what: str, name: str, device: str) -> dict[str, Any]:
 
 
 def rounds(name: str, device: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What was predicted, and what was then measured, as often as the time goes."""
-    begun, found = time.perf_counter(), []
-    while not found or (len(found) < ROUNDS and time.perf_counter() - begun < BUDGET):
-        found.append((apart("predict", name, device), apart("train", name, device)))
-    return found
+    """Predictions and measurements, as many rounds as the time allows."""
+    begun, results = time.perf_counter(), []
+    while not results or (len(results) < ROUNDS and time.perf_counter() - begun < BUDGET):
+        results.append((apart("predict", name, device), apart("train", name, device)))
+    return results
 
 
-def compared(name: str, found: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+def compared(name: str, results: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
     """A row: medians over the rounds of a setting, and how far the predictions are off, as shares."""
-    row: dict[str, Any] = {"setting": name, "weights": found[0][0]["n_weights"], "rounds": len(found)}
+    row: dict[str, Any] = {"setting": name, "weights": results[0][0]["n_weights"], "rounds": len(results)}
     for what, unit, scale in (("peak", "mb", 1e6), ("seconds_per_epoch", "s", 1)):
-        predicted, measured = (statistics.median(each[i][what] / scale for each in found) for i in (0, 1))
+        predicted, measured = (statistics.median(each[i][what] / scale for each in results) for i in (0, 1))
         row |= {f"predicted_{unit}": predicted, f"measured_{unit}": measured}
         row[f"off_{unit}"] = predicted / measured - 1
     return row
 
 
 def within(table: pd.DataFrame) -> pd.Series:
-    """Which of the rows are within both bounds."""
+    """The rows that are within both bounds."""
     return (table["off_mb"].abs() <= MEMORY) & (table["off_s"].abs() <= TIME)
 
 
 def page(table: pd.DataFrame) -> str:
-    """What docs/predicted.md shows of docs/results/predicted.csv."""
+    """The tables of docs/results/predicted.csv in docs/predicted.md."""
     kinds = "; ".join(dict.fromkeys(f"{row.machine}, {row.date}" for row in table.itertuples()))
-    kept = f"{within(table).sum()} of {len(table)} settings lie within {MEMORY:.0%} of the peak memory and "
+    text = f"{within(table).sum()} of {len(table)} settings lie within {MEMORY:.0%} of the peak memory and "
     head = ["setting", "weights", "predicted (MB)", "measured", "off", "predicted (s / epoch)", "measured"]
     rows = (
         [
@@ -248,7 +247,7 @@ def page(table: pd.DataFrame) -> str:
         for row in table.itertuples()
     )
     shown = record.markdown([*head, "off", "rounds"], rows)
-    first = textwrap.fill(f"{kinds}. {kept}{TIME:.0%} of the seconds per epoch.", 100)
+    first = textwrap.fill(f"{kinds}. {text}{TIME:.0%} of the seconds per epoch.", 100)
     return f"{first}\n\n{shown}"
 
 

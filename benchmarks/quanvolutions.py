@@ -1,4 +1,4 @@
-"""Three quanvolution nets as a project on `qml.qnn.TorchLayer` has them: the workloads W6 of `make bench`.
+"""Three quanvolution nets as in a project on `qml.qnn.TorchLayer`: the workloads W6 of `make bench`.
 
 Images of one channel, patches of 2x2 pixels on four qubits, a classical head; docs/move.md moves one of them.
 """
@@ -43,7 +43,7 @@ class QuanvNet(nn.Module):
 
     Args:
         quantum: Layer from (..., 4) angles to (..., 4) expectation values.
-        side: Of an image, in pixels.
+        side: Side of an image, in pixels.
     """
 
     def __init__(self, quantum: nn.Module, side: int = 32):

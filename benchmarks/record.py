@@ -1,4 +1,4 @@
-"""How scripts keep what they measure: printed, and as a CSV in docs/results, which the pages quote."""
+"""How scripts record measurements: printed, and as a CSV in docs/results that the pages quote."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit.device import machine
 
-if TYPE_CHECKING:  # a process that measures something else begins without them
+if TYPE_CHECKING:  # a process that measures something else starts without them
     import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,7 +18,7 @@ RESULTS = ROOT / "docs" / "results"
 
 
 def keep(name: str, rows: Iterable[dict[str, Any]], folder: Path = RESULTS, **versions: Any) -> pd.DataFrame:
-    """Writes `folder`/`name`.csv: the rows, and on each the machine, its threads, versions and the day."""
+    """Writes `folder`/`name`.csv: the rows, each with the machine, its threads, versions and the date."""
     import pandas as pd
     import torch
 
@@ -32,27 +32,27 @@ def keep(name: str, rows: Iterable[dict[str, Any]], folder: Path = RESULTS, **ve
 
 
 def write(table: pd.DataFrame, path: str | Path, **options: Any) -> None:
-    """A table as a CSV file."""
+    """Writes a table as a CSV file."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(path, index=False, lineterminator="\n", **options)
 
 
 def markdown(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
-    """A table, as the pages show it."""
+    """A table in Markdown, as on the pages."""
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Of a script: what all of them take."""
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--out", type=Path, default=RESULTS, help="folder of the tables (docs/results)")
-    found.add_argument("--quick", action="store_true", help="sizes of a test, where the script has them")
-    return found
+    """An argument parser with the options that all scripts share."""
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--out", type=Path, default=RESULTS, help="folder of the tables (docs/results)")
+    options.add_argument("--quick", action="store_true", help="sizes of a test, where the script has them")
+    return options
 
 
 def names(parser: argparse.ArgumentParser, option: str, known: Iterable[str]) -> None:
-    """Adds an option that takes some of the known names; all by default."""
+    """Adds an option that takes some of the known names (default: all)."""
     known = list(known)
     parser.add_argument(
         option, nargs="+", choices=known, default=known, metavar="NAME", help=f"of {' '.join(known)}"
@@ -60,7 +60,7 @@ def names(parser: argparse.ArgumentParser, option: str, known: Iterable[str]) ->
 
 
 def say_if_busy() -> None:
-    """Prints a sentence where other programs keep the machine busy."""
+    """Prints a sentence if other programs keep the machine busy."""
     from qnnkit.measure import clock
 
     if busy := clock.note(clock.load(1.0)):
@@ -68,13 +68,13 @@ def say_if_busy() -> None:
 
 
 def finish(problems: Sequence[str]) -> None:
-    """Ends with exit status 1 where something is to be told."""
+    """Ends with exit status 1 if there are problems."""
     if problems:
         raise SystemExit("\n".join(problems))
 
 
 def run(doc: str | None, **measured: Callable[[], Iterable[dict[str, Any]]]) -> Path:
-    """What a script does: measures and keeps a table of each name, and returns the folder of the tables."""
+    """Runs a script: measures and records a table for each name, and returns the folder of the tables."""
     asked = parser(doc).parse_args()
     say_if_busy()
     for name, rows in measured.items():

@@ -1,4 +1,4 @@
-"""Keeps what a finished study came to in docs/results, and prints its table as docs/results.md shows it.
+"""Records the results of a finished study in docs/results, and prints its table for docs/results.md.
 
 qnnkit batch docs/study.yaml
 python -m benchmarks.results batches/ahcd_study docs/results/ahcd
@@ -20,14 +20,14 @@ KEPT = (
     "groups.csv",
     "runs.csv", "means.csv", "comparisons.csv", "conclusions.txt", "scores.png", "fractions.png", "curves.png"
 )  # fmt: skip
-"""What is kept of the `study/` of a batch, where it is there: each file has the stamp of the runs."""
+"""Files copied from the `study/` of a batch, if they exist: each has the stamp of the runs."""
 
 
 def table(means: pd.DataFrame) -> str:
     """Scores with their 95 % intervals by model and net, as a table in Markdown.
 
-    A column for each share of the training data, of the score that nets are compared by; of a single share,
-    for each score.
+    A column per share of the training data with the score that nets are compared by; for a single share, a
+    column per score.
     """
     [first, *_] = (score for name, score in stats.SCORES.items() if name in means)
     scores, shares = metrics(first), sorted(set(means["train_fraction"]))
@@ -38,12 +38,12 @@ def table(means: pd.DataFrame) -> str:
             score for score in scores if means[score.name].notna().any() and score.larger == first.larger
         ]
         columns = {score.column: (score, means["train_fraction"] > 0) for score in known}
-    found = means[["model", "net"]].drop_duplicates().set_index(["model", "net"])
+    frame = means[["model", "net"]].drop_duplicates().set_index(["model", "net"])
     for column, (score, chosen) in columns.items():
         rows = means[chosen].set_index(["model", "net"])
         ends = rows[[score.name, f"{score.name}_low", f"{score.name}_high"]].to_numpy()
-        found[column] = pd.Series([score.with_interval(*each) for each in ends], index=rows.index)
-    rows = ([*names, *row.fillna("")] for names, row in found.iterrows())
+        frame[column] = pd.Series([score.with_interval(*each) for each in ends], index=rows.index)
+    rows = ([*names, *row.fillna("")] for names, row in frame.iterrows())
     return record.markdown(["recipe", "net", *columns], rows)
 
 
@@ -58,16 +58,16 @@ def groups_table(groups: pd.DataFrame) -> str:
 
 
 def main(folder: str, place: str) -> None:
-    kept, study = Path(place), workspace.place(folder) / "study"
+    target, study = Path(place), workspace.place(folder) / "study"
     if not (study / "means.csv").exists():
         raise SystemExit(f"Folder `{study}` must hold a study, but has no means.csv. Finish the batch.")
-    kept.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
         if (study / name).exists():
-            shutil.copyfile(study / name, kept / name)
-    print(table(pd.read_csv(kept / "means.csv")))
-    if (kept / "groups.csv").exists():
-        print(groups_table(pd.read_csv(kept / "groups.csv")))
+            shutil.copyfile(study / name, target / name)
+    print(table(pd.read_csv(target / "means.csv")))
+    if (target / "groups.csv").exists():
+        print(groups_table(pd.read_csv(target / "groups.csv")))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """qnnkit's quantum layer against its peers on this machine: `make bench`, or python -m benchmarks.run.
 
 Every workload has one process per peer. All are set up one after the other, then they take turns, so that
-only one computes at a time and a slow minute of the machine hits all alike. bench.csv has a row for each:
+only one computes at a time and a slow minute of the machine hits all equally. bench.csv has a row for each:
 
 median_ms, min_ms, max_ms  of the rounds, of the whole workload
 x_batched, x_compiled      the median over that of qnnkit's program, eager and compiled
@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import peers, record, worker, workloads
 from qnnkit.device import machine
 
-if TYPE_CHECKING:  # every process begins with this file
+if TYPE_CHECKING:  # every process starts with this file
     import pandas as pd
 
 TOLERANCE = 1e-4
-"""What a peer in float32 may deviate from float64, see `peers.deviation`."""
+"""Largest deviation of a peer in float32 from float64, see `peers.deviation`."""
 PACKAGES = ("torch", "pennylane", "pennylane-lightning", "pennylane-lightning-gpu", "jax", "numpy")
 
 
 def measure(key: str, names: Sequence[str], asked: Namespace, folder: str) -> list[dict[str, Any]]:
-    """A row for each peer of a workload, in their order."""
+    """A row per peer of a workload, in their order."""
     known: dict[bool, Any] = {}
     workers = {name: worker.Worker(folder) for name in (*names, "float64")}
     rows = {name: {"workload": key, "peer": name} for name in names}
@@ -54,7 +54,7 @@ def measure(key: str, names: Sequence[str], asked: Namespace, folder: str) -> li
                     spent[name] += reply.pop("spent", 0.0)
                     rows[name] |= reply
         for name in names:
-            for do in (worker.peak, worker.answer):  # the check is no part of the memory that is measured
+            for do in (worker.peak, worker.answer):  # the check is not part of the measured memory
                 rows[name] |= workers[name].ask(do) if not workers[name].lost else {}
             numbers, control = rows[name].pop("numbers", None), name == "classical"
             if numbers and control not in known:
@@ -87,27 +87,27 @@ def complete(rows: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
 
 def problems(rows: Sequence[dict[str, Any]], tolerance: float = TOLERANCE) -> list[str]:
     """A sentence for every peer that failed or whose numbers are wrong."""
-    found = []
+    lines = []
     for row in rows:
         who = f"{row['workload']}: {peers.LABELS[row['peer']]}"
         if row.get("failed"):
-            found.append(f"{who} failed: {row['failed']}.")
+            lines.append(f"{who} failed: {row['failed']}.")
         if "deviation" in row and not row["deviation"] <= tolerance:
             far = f"{row['deviation']:.1e}"
-            found.append(f"{who} deviates from float64 by {far}, where {tolerance:g} is allowed.")
-    return found
+            lines.append(f"{who} deviates from float64 by {far}, where {tolerance:g} is allowed.")
+    return lines
 
 
 def notes(row: Mapping[str, Any], rounds: int) -> str:
-    """What a reader has to know of a row: scaled, in which precision, on how many rounds, why not at all."""
-    told = []
+    """Notes on a row: whether it is scaled, its precision, its number of rounds, and why it has no times."""
+    parts = []
     if row.get("samples", 0) < row.get("total", 0):
-        told.append(f"scaled up from {row['samples']:,} of {row['total']:,}")
+        parts.append(f"scaled up from {row['samples']:,} of {row['total']:,}")
     if row.get("dtype") == "float64":
-        told.append("computes in float64")
+        parts.append("computes in float64")
     if 0 < row["rounds"] < rounds:
-        told.append(f"{row['rounds']} of {rounds} rounds")
-    return "; ".join([*told, *(row[why] for why in worker.LOST if row.get(why))])
+        parts.append(f"{row['rounds']} of {rounds} rounds")
+    return "; ".join([*parts, *(row[why] for why in worker.LOST if row.get(why))])
 
 
 SPEED = {
@@ -121,7 +121,7 @@ MOVED = {
     "W6-strong": "RY, `StronglyEntanglingLayers`; one call",
     "W6-gates": "gate by gate; one call",
 }
-"""Workloads of a table, and what it calls them."""
+"""Workload -> its name in the table."""
 
 
 def table(rows: pd.DataFrame) -> str:
@@ -154,7 +154,7 @@ def widths(rows: pd.DataFrame) -> str:
 
 
 def _table(rows: pd.DataFrame, titles: Mapping[str, str], columns: Mapping[str, tuple[str, str]]) -> str:
-    """Columns (what is measured, peer) of some workloads, to three digits, in Markdown."""
+    """Columns (measurement, peer) of some workloads, to three digits, in Markdown."""
     known = rows.pivot_table(index="workload", columns="peer", values=["median_ms", "x_batched", "peak_mb"])
     lines = []
     for key, title in titles.items():

@@ -1,10 +1,10 @@
-"""Which step sizes a batch of a few each found best for every net: by its validation samples alone.
+"""The best learning rates of a batch for every net, by its validation samples alone.
 
     qnnkit batch docs/study_settings.yaml
     python -m benchmarks.settings batches/ahcd_settings docs/results/settings.csv
 
-Prints the table, and for each recipe (and whatever else the batch varies) its line of `net_settings`; the CSV
-has every mean.
+Prints the table, and the line of `net_settings` for each recipe (and anything else that the batch varies);
+the CSV has every mean.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RATES = ["learning_rate", "quantum_learning_rate"]
 
 
 def tried(folder: str) -> pd.DataFrame:
-    """Recipe, settings, net, step sizes -> mean best validation score over seeds; marks each net's best.
+    """Recipe, settings, net, learning rates -> mean best validation score over seeds; marks each net's best.
 
     Raises:
-        FileNotFoundError: No batch is there.
-        ValueError: A run of it has not finished: every net is to have as many tries.
+        FileNotFoundError: There is no batch.
+        ValueError: A run of it has not finished: every net needs equally many tries.
     """
     study = report.read_study(folder)
     if study.left_out:
@@ -39,9 +39,9 @@ def tried(folder: str) -> pd.DataFrame:
     for name in (*names, *RATES):
         rows[name] = [_value(run, name) for run in rows["run"]]
     case, score = [*names, "net"], f"validation_{study.score.on_validation}"
-    found = rows.groupby([*case, *RATES], sort=False)[score].agg(["mean", "count"]).reset_index()
-    ranked = found.sort_values("mean", ascending=not study.score.larger, kind="stable")
-    return found.assign(chosen=found.index.isin(ranked.drop_duplicates(case).index))  # of equals the first
+    means = rows.groupby([*case, *RATES], sort=False)[score].agg(["mean", "count"]).reset_index()
+    ranked = means.sort_values("mean", ascending=not study.score.larger, kind="stable")
+    return means.assign(chosen=means.index.isin(ranked.drop_duplicates(case).index))  # the first of equals
 
 
 def _value(run: str, name: str) -> Any:

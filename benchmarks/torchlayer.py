@@ -1,7 +1,7 @@
 """Where PennyLane's TorchLayer is wrong and QuantumLayer is right: python -m benchmarks.torchlayer.
 
-Each row is a small program that runs with three layers: `Exact`, TorchLayer and QuantumLayer. It takes half a
-minute, writes docs/results/torchlayer.csv and prints the table of the pages.
+Each row is a small program that runs with three layers: `Exact`, TorchLayer and QuantumLayer. All take half a
+minute; the script writes docs/results/torchlayer.csv and prints the table of the pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INPUTS, WEIGHTS = torch.linspace(-1, 1, 20).reshape(5, 4), torch.linspace(0.1, 2
 
 
 class Exact(nn.Module):
-    """The right values: the QNode in float64, by backprop, with the weights that torch has."""
+    """The correct values: the QNode in float64, by backprop, with the current weights in torch."""
 
     def __init__(self, qnode: qml.QNode, shapes: dict[str, Any], start: dict[str, Tensor]):
         super().__init__()
@@ -58,7 +58,7 @@ def second_derivative(kind: Any) -> float:
 def functional_jacobian(kind: Any) -> float:
     """`torch.func.jacrev` of `functional_call`: largest entry"""
     layer = make(kind)
-    outputs = torch.func.jacrev(lambda own: torch.func.functional_call(layer, {"weights": own}, INPUTS))
+    outputs = torch.func.jacrev(lambda w: torch.func.functional_call(layer, {"weights": w}, INPUTS))
     return outputs(layer.weights.detach()).max().item()
 
 
@@ -103,7 +103,7 @@ CASES = (second_derivative, functional_jacobian, parametrized, assigned, returne
 
 
 def cell(case: Callable[[Any], Any], kind: Any) -> str:
-    """What a case gives with a layer; where it raises an error, the error's name."""
+    """The result of a case with a layer, or the name of the error that it raises."""
     try:
         value = case(kind)
     except Exception as error:
@@ -117,9 +117,9 @@ def rows() -> Iterator[dict[str, Any]]:
         yield {"what": case.__doc__} | {kind.__name__: cell(case, kind) for kind in kinds}
 
 
-def table(found: pd.DataFrame) -> str:
-    """The rows as the pages show them, in Markdown."""
-    shown = found[["what", "Exact", "TorchLayer", "QuantumLayer"]]
+def table(frame: pd.DataFrame) -> str:
+    """The rows in Markdown, as on the pages."""
+    shown = frame[["what", "Exact", "TorchLayer", "QuantumLayer"]]
     return record.markdown(["", "right", "`TorchLayer`", "`QuantumLayer`"], shown.to_numpy())
 
 

@@ -1,4 +1,4 @@
-"""What runs in the process of one peer on one workload, and the process itself."""
+"""The process of one peer on one workload, and the functions that run in it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from benchmarks import peers, workloads
 from qnnkit.device import machine
 
 SHORTEST_ROUND = 0.25
-"""Seconds that a round lasts at least, by evaluating again; its time is then their median."""
+"""Shortest round in seconds; it repeats the evaluation and takes the median."""
 LONGEST = 300.0
 """Seconds after which a peer that does not answer is stopped."""
 PEER: Any = None
-"""Of this process."""
+"""The peer of this process."""
 
 
 LOST = ("absent", "stopped", "failed")
-"""Kinds of an answer that is none."""
+"""Reasons for a missing answer."""
 
 
 class Worker:
-    """A process that does what it is asked, until once it cannot."""
+    """A process that answers requests until one fails."""
 
     def __init__(self, folder: str):
-        # What an earlier run has kept, a compiler's cache included, would hide what the first result costs.
-        kept, self.lost = tempfile.mkdtemp(dir=folder), False
-        fresh = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/compiler", "QNNKIT_HOME": kept}
-        own, spawned = fresh | machine.launch_environment(), multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(1, spawned, initializer=_begin, initargs=(own,))
+        # Files of an earlier run, such as a compiler's cache, would hide the cost of the first result.
+        home, self.lost = tempfile.mkdtemp(dir=folder), False
+        fresh = {"TORCHINDUCTOR_CACHE_DIR": f"{home}/compiler", "QNNKIT_HOME": home}
+        environment, spawned = fresh | machine.launch_environment(), multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, spawned, initializer=_begin, initargs=(environment,))
 
     def ask(self, do: Callable[..., dict[str, Any]], *what: Any) -> dict[str, Any]:
-        """What a function of this module returns there; else why there is nothing, by a kind of `LOST`."""
+        """The result of a function of this module there, or else the reason, by a kind of `LOST`."""
         try:
             reply = self.pool.submit(_answered, do, *what).result(timeout=LONGEST)
         except TimeoutError:
@@ -62,10 +62,10 @@ def _answered(do: Callable[..., dict[str, Any]], *what: Any) -> dict[str, Any]:
     except peers.Absent as reason:
         return {"absent": str(reason)}
     except Exception as error:
-        told = traceback.format_exc()
-        if "InvalidCxxCompiler" in told:  # of Inductor, which not every machine has
+        trace = traceback.format_exc()
+        if "InvalidCxxCompiler" in trace:  # Inductor needs a compiler, which some machines lack
             return {"absent": "is left out: torch.compile finds no C++ compiler"}
-        print(told, file=sys.stderr, flush=True)
+        print(trace, file=sys.stderr, flush=True)
         return {"failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
 
 
@@ -76,7 +76,7 @@ def set_up(name: str, key: str, quick: bool, device: str) -> dict[str, Any]:
 
     workload = workloads.find(key, quick=quick)
     peers.libraries(name)
-    workload.data()  # its libraries too are loaded before the clock starts
+    workload.data()  # its libraries are also loaded before the clock starts
     before, start = psutil.Process().memory_info().rss, time.perf_counter()
     PEER = peers.make(name, workload, device)
     PEER.first()
@@ -86,7 +86,7 @@ def set_up(name: str, key: str, quick: bool, device: str) -> dict[str, Any]:
 
 
 def timed_round() -> dict[str, Any]:
-    """Seconds of the whole workload, scaled from the samples that the peer evaluates."""
+    """Seconds for the whole workload, scaled from the samples that the peer evaluates."""
     seconds: list[float] = []
     while sum(seconds) < SHORTEST_ROUND:
         start = time.perf_counter()
@@ -97,7 +97,7 @@ def timed_round() -> dict[str, Any]:
 
 
 def peak() -> dict[str, Any]:
-    """The most memory that the process has held, in MB of 10**6 bytes."""
+    """The peak memory of the process, in MB of 10**6 bytes."""
     import torch
 
     from qnnkit.measure import held
@@ -109,7 +109,7 @@ def peak() -> dict[str, Any]:
 
 
 def answer() -> dict[str, Any]:
-    """The numbers to check, and the type they came in."""
+    """The numbers to check, and their type."""
     numbers = PEER.answer()
     return {"dtype": PEER.dtype, "numbers": numbers}
 

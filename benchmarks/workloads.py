@@ -1,4 +1,4 @@
-"""What is measured: circuits, sizes and seeded data, the same for every peer. Needs no torch."""
+"""The workloads: circuits, sizes and seeded data, the same for every peer. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 CHECKED = 4
-"""Samples whose numbers every peer has to give right: the first of the batch."""
+"""Number of samples whose values are checked for every peer: the first of the batch."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A circuit over a batch: its values and, if `gradients`, how their mixture depends on all angles."""
+    """A circuit over a batch: its values and, if `gradients`, the gradient of a mixture by all angles."""
 
     key: str
     ansatz: str
@@ -33,7 +33,7 @@ class Workload:
         return f"{self.n_qubits} wires, {self.n_layers} layers, batch {self.batch:,}, {passes}"
 
     def circuit(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
-        """The QNode and its weights' shapes; RY embedding unless the ansatz embeds by itself."""
+        """The QNode and the shapes of its weights; RY embedding unless the ansatz embeds itself."""
         from qnnkit import circuits
 
         return circuits.build(self.ansatz, n_qubits=self.n_qubits, n_layers=self.n_layers)
@@ -54,7 +54,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Epoch(Workload):
-    """One training epoch of the kit's net of 88,000 weights on noise: only the time matters."""
+    """One training epoch of the kit's net of 88,000 weights on noise, for the time only."""
 
     images: int = 3085
     n_classes: int = 44
@@ -80,7 +80,7 @@ class Epoch(Workload):
 
 @dataclass(frozen=True)
 class Step(Epoch):
-    """One training step of a net of `quanvolutions`, on images that are noise."""
+    """One training step of a net of `quanvolutions`, on images of noise."""
 
     images: int = 4
     n_classes: int = 10
@@ -118,18 +118,18 @@ WORKLOADS = {
         *(Workload(f"W3-{n}", "strongly_entangling", 4, 3, n) for n in (64, 256)),  # a hybrid head
         *(Workload(f"W4-{n}", "strongly_entangling", n, 3, 64) for n in WIDTHS),
         Epoch("W5", "data_reuploading", 4, 2, 128),
-        *(Step(f"W6-{name}", name, 4, 2, 4) for name in ("basic", "strong", "gates")),  # of `quanvolutions`
+        *(Step(f"W6-{name}", name, 4, 2, 4) for name in ("basic", "strong", "gates")),  # in `quanvolutions`
     )
 }
 GROUPS = list(dict.fromkeys(key.split("-")[0] for key in WORKLOADS))
 
 
 def find(key: str, *, quick: bool) -> Workload:
-    """The workload of that key, at a test's size if `quick`."""
+    """The workload with this key, at test size if `quick`."""
     return WORKLOADS[key].small() if quick else WORKLOADS[key]
 
 
 def keys(groups: list[str], *, quick: bool) -> list[str]:
-    """The keys of the workloads in `groups` such as "W3"; a quick run keeps to narrow circuits."""
+    """The keys of the workloads in `groups` such as "W3"; a quick run uses only narrow circuits."""
     chosen = [key for key in WORKLOADS if key.split("-")[0] in groups]
     return [key for key in chosen if not (quick and WORKLOADS[key].n_qubits > 8)]

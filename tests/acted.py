@@ -1,10 +1,9 @@
-"""What a stand-in for `qnnkit run` does in tests of batches: it trains nothing and leaves the same files.
+"""The stand-in for `qnnkit run` in tests of batches: it trains nothing and writes the same files.
 
-It acts in a thread of this process (`Acted`), or in a process of its own (tests/stand_in.py). An epoch takes
-`warmup_epochs` seconds, metrics.jsonl is its checkpoint, hidden=99 fails, 98 fails once. A language model has
-a loss in place of an accuracy, and its own net is a reference. While the file `hold` is in the workspace, a
-run in its first attempt waits after two epochs, if it is the Nth that has begun, or a later one; the file
-holds N.
+It runs in a thread of this process (`Acted`) or in another process (tests/stand_in.py). An epoch takes
+`warmup_epochs` seconds, metrics.jsonl is the checkpoint, hidden=99 fails, 98 fails once. A language model has
+a loss instead of an accuracy, and its hybrid net is a reference. While the workspace has a file `hold`, which
+contains a number N, the Nth run to start and all later ones wait after two epochs of their first attempt.
 """
 
 import os
@@ -17,7 +16,7 @@ from typing import Any
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole JSON lines of a file; none where it is not there."""
+    """The complete JSON lines of a file; empty if there is no file."""
     from qnnkit import workspace
 
     return workspace.parse_lines(path.read_bytes())[0] if path.exists() else []
@@ -26,17 +25,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def act(
     words: Sequence[str], variables: Mapping[str, str], say: Callable[[str], object], stop: threading.Event
 ) -> int:
-    """What `qnnkit run` with these words does; its exit status."""
+    """Does what `qnnkit run` does with these words; returns the exit status."""
     from filelock import FileLock
 
     from qnnkit import cli_settings, workspace
     from qnnkit.runs import lock
 
     folder = Path(words[words.index("--run-dir") + 1])
-    given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, given)
+    texts = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    settings = {"warmup_epochs": 0.01} | cli_settings.gathered(None, texts)
     place = workspace.run_folder(folder)
-    if (place / "result.json").exists():  # not on Drive, or by other criteria
+    if (place / "result.json").exists():  # not on Drive, or judged by other criteria
         with lock.mirrored(place):
             config = workspace.read_json(place / "config.json") or {}
             workspace.write_json(place / "config.json", config | settings)
@@ -82,7 +81,7 @@ def held(runs: Path) -> bool:
 
 
 class Acted(threading.Thread):
-    """What `warm.start` gives, without a process: the run is a thread."""
+    """Like the result of `warm.start`, but the run is a thread instead of a process."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Path):
         super().__init__(daemon=True)

@@ -1,6 +1,6 @@
-"""A folder that stands for a Colab machine.
+"""A folder that imitates a Colab machine.
 
-It has a Python of its own that sees the packages of another but installs only into itself, a `google.colab`
+It has its own Python, which sees the packages of another but installs only into itself, a `google.colab`
 that mounts a folder, and a repository that holds qnnkit. git and pip are real.
 """
 
@@ -20,7 +20,7 @@ NOTEBOOK = ROOT / "colab_setup.ipynb"
 NUMBERED = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 # What Python runs first on the stand-in machine. Colab imports google.colab before the first cell, and its
-# Drive is a mount point, which a test cannot make without being root.
+# Drive is a mount point, which a test cannot create without root.
 SITECUSTOMIZE = """
 import pathlib
 import google.colab.drive
@@ -28,7 +28,7 @@ really_is_mount = pathlib.Path.is_mount
 pathlib.Path.is_mount = lambda path: str(path) in google.colab.drive.mounted() or really_is_mount(path)
 """
 
-# As Colab's, it mounts on an empty folder alone. What is on Drive outlasts the mount and the machine.
+# Like Colab's, it mounts only on an empty folder. Files on Drive outlast the mount and the machine.
 DRIVE = """
 import os, pathlib
 stand_in = pathlib.Path(os.environ["STAND_IN"])
@@ -50,7 +50,7 @@ def mount(mountpoint):
         file.write(mountpoint + "\\n")
 """
 
-# What tells a notebook that it is on Colab.
+# A notebook recognises Colab by this.
 SHELL = """
 from IPython.terminal.interactiveshell import TerminalInteractiveShell
 
@@ -65,7 +65,7 @@ def get(name):
     return os.environ["STAND_IN_SECRET_" + name]  # as Colab's, it raises an error where there is none
 """
 
-# The command line of the stand-in package: it writes down what it was asked, and for which workspace.
+# The command line of the stand-in package: it records the command and its workspace.
 MAIN = """
 import json, os, pathlib, sys
 from qnnkit import workspace
@@ -85,7 +85,7 @@ name = "qnnkit"
 version = "0.1.0"
 """
 
-# A build backend of its own: an editable install of qnnkit that asks no registry for setuptools.
+# A build backend: an editable install of qnnkit that needs no setuptools from a registry.
 BACKEND = """
 import pathlib, zipfile
 
@@ -100,7 +100,7 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
     return name
 """
 
-# A pip that does the one thing that must never happen: it puts another numpy before the image's.
+# A pip that does what must never happen: it puts another numpy before the image's.
 MOVING_PIP = """
 import pathlib, sysconfig
 about = pathlib.Path(sysconfig.get_path("purelib"), "numpy-0.0.1.dist-info")
@@ -110,22 +110,22 @@ about.mkdir(exist_ok=True)
 
 
 def write(path: Path, text: str) -> None:
-    """Writes `text` to `path`, making its folders."""
+    """Writes `text` to `path` and creates its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(text).lstrip())
 
 
 class Machine:
-    """A folder that stands for a Colab machine; see the top of this file."""
+    """A folder that imitates a Colab machine; see the top of this file."""
 
     def __init__(self, folder: Path):
         self.folder, self.colab = folder, True
-        self.content = folder / "content"  # what /content is on Colab: where notebooks start
-        # Named like the package and lying where notebooks start, as on Colab: a trap for imports.
+        self.content = folder / "content"  # as /content on Colab: where notebooks start
+        # Has the package's name and is where notebooks start, as on Colab: a trap for imports.
         self.checkout = self.content / "qnnkit"
         self.workspace = self.content / "drive" / "MyDrive" / "my runs"
         self.python = folder / "venv" / "bin" / "python"
-        self.repository = (folder / "repository.git").as_uri()  # a plain path would make git ignore --depth
+        self.repository = (folder / "repository.git").as_uri()  # git ignores --depth for a plain path
 
     def environment(self, **variables: str) -> dict[str, str]:
         """The environment variables of every process on this machine."""
@@ -133,7 +133,7 @@ class Machine:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(leave_out)}
         colab = {"PYTHONPATH": str(self.folder / "colab")} if self.colab else {}
         places = {"STAND_IN": str(self.folder), "HOME": str(self.folder / "home")}
-        # No index: everything that is asked for is already there.
+        # No index: every requirement is already installed.
         return inherited | colab | places | {"PIP_NO_INDEX": "1", "GIT_CONFIG_NOSYSTEM": "1"} | variables
 
     def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -142,13 +142,13 @@ class Machine:
         return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
 
     def git(self, folder: Path, *words: str) -> str:
-        """What git prints; it must succeed."""
+        """The output of git, which must succeed."""
         done = self.run("git", "-C", folder, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def publish(self, files: dict[str, str]) -> str:
-        """Commits `files` to the repository that notebooks clone, and gives the commit's name."""
+        """Commits `files` to the repository that notebooks clone; returns the commit."""
         author = self.folder / "author"
         for name, text in files.items():
             write(author / name, text)
@@ -158,11 +158,11 @@ class Machine:
         return self.head(author)
 
     def head(self, folder: Path | None = None) -> str:
-        """The commit at which a checkout stands."""
+        """The current commit of a checkout."""
         return self.git(folder or self.checkout, "rev-parse", "HEAD")
 
     def cells(self, until: str = "", **changes: object) -> list[str]:
-        """The code of the notebook with its parameters exchanged, up to the cell that holds `until`."""
+        """The notebook's code with replaced parameters, up to the cell that contains `until`."""
         values = {"repository": self.repository, "checkout": str(self.checkout), "run_main_job": False}
         values |= {"drive_mount": str(self.content / "drive"), "drive_folder": str(self.workspace), **changes}
         sources = []
@@ -176,54 +176,54 @@ class Machine:
         return sources
 
     def run_cells(self, until: str = "", **changes: object) -> subprocess.CompletedProcess[str]:
-        """Runs the notebook's code in a plain Python: quicker than a kernel, and the same code."""
+        """Runs the notebook's code in plain Python, which is faster than a kernel."""
         return self.run_code("\n\n".join(self.cells(until, **changes)))
 
     def fetched(self) -> list[str]:
-        """The git commands that fetch code, of processes that were given `GIT_TRACE` at `git.txt`."""
+        """The git commands that fetched code, as traced by `GIT_TRACE` in `git.txt`."""
         return [each for each in self.lines("git.txt") if re.search("built-in: git (clone|fetch|pull)", each)]
 
     def run_code(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Runs `code` with __file__ unknown, as it is in a notebook."""
+        """Runs `code` without `__file__`, as in a notebook."""
         return self.run(self.python, "-c", code, **variables)
 
     def run_ipython(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Runs `code` as one cell, which may hold lines that begin with ! or %."""
+        """Runs `code` as one cell, which may contain lines that begin with ! or %."""
         shell = "--TerminalIPythonApp.interactive_shell_class=google.colab._shell.Shell"
         options = ["--colors=NoColor", *([shell] if self.colab else [])]
         return self.run(self.python, "-m", "IPython", *options, "-c", code, **variables)
 
     def lines(self, name: str) -> list[str]:
-        """Of a file that the stand-ins write."""
+        """The lines of a file that the stand-ins write."""
         path = self.folder / name
         return path.read_text().splitlines() if path.exists() else []
 
     def mounts(self) -> list[str]:
-        """Where Drive was mounted, once for each time."""
+        """The places where Drive was mounted, one entry per mount."""
         return self.lines("mounted.txt")
 
     def lose_drive(self) -> Path:
-        """Drive's mount goes, and leaves an empty folder."""
+        """Removes Drive's mount, which leaves an empty folder."""
         (self.content / "drive" / "MyDrive").unlink()
         return self.content / "drive"
 
     def first_cell(self, address: str | None = None) -> str:
-        """The first cell of a numbered notebook with this machine's places, and an address or its own."""
-        cell, address = self.here(setup_cell(NUMBERED[0])), self.repository if address is None else address
+        """The first cell of a numbered notebook with this machine's paths, and an address or its own."""
+        cell, address = self.placed(setup_cell(NUMBERED[0])), self.repository if address is None else address
         return cell.replace('address = ""', f'address = "{address}"')
 
     def set_up(self) -> None:
-        """Runs that cell, as a person on Colab would."""
-        self.publish({"colab_setup.ipynb": self.here(NOTEBOOK.read_text())})
+        """Runs that cell, as a user on Colab would."""
+        self.publish({"colab_setup.ipynb": self.placed(NOTEBOOK.read_text())})
         done = self.run_ipython(self.first_cell())
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def here(self, text: str) -> str:
+    def placed(self, text: str) -> str:
         text = without_address(text).replace("/content/", f"{self.content}/")
         return text.replace("MyDrive/qnnkit", "MyDrive/my runs")
 
     def asked(self) -> list[dict[str, object]]:
-        """What the stand-in package was asked to do."""
+        """The commands that the stand-in package recorded."""
         return [json.loads(line) for line in self.lines("asked.jsonl")]
 
 
@@ -232,18 +232,18 @@ def code_cells(path: Path) -> list[nbformat.NotebookNode]:
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:
-    """The last line of a failure, which is what a reader of the notebook sees at the bottom."""
+    """The last line of a failure, which a reader of the notebook sees at the bottom."""
     assert done.returncode != 0
     return done.stderr.strip().splitlines()[-1]
 
 
 def without_address(source: str) -> str:
-    """A cell as it is before `make address` was run."""
+    """A cell as it is before `make address`."""
     return re.sub(r'(\\?")[^"]*"(?=  # written by `make address`)', r"\1\1", source)
 
 
 def setup_cell(path: Path) -> str:
-    """The one cell that is tagged `setup`."""
+    """The only cell with the tag `setup`."""
     tagged = [cell.source for cell in code_cells(path) if "setup" in cell.metadata.get("tags", [])]
     assert len(tagged) == 1, f"{path.name} has {len(tagged)} cells tagged setup"
     return tagged[0]
@@ -253,21 +253,21 @@ def make_machine(folder: Path, python: str = sys.executable, *, command: str | N
     """A new machine.
 
     Args:
-        folder: Where it stands; made.
-        python: Whose packages it sees.
-        command: The code of `python -m qnnkit`; None for the kit's own.
+        folder: Its place, which is created.
+        python: The Python whose packages it sees.
+        command: The code of `python -m qnnkit`; None for the kit's code.
     """
     made = Machine(folder)
     made.content.mkdir(parents=True)
     subprocess.run([python, "-m", "venv", "--without-pip", "--symlinks", folder / "venv"], check=True)
-    # It sees that Python's packages, last of all, and cannot change them: pip removes nothing outside a venv.
+    # It sees that Python's packages last, and cannot change them: pip removes nothing outside a venv.
     ask = "import sys, sysconfig; print(sysconfig.get_path('purelib'), sys.prefix, sep='\\n')"
     packages, prefix = made.run(python, "-c", ask).stdout.splitlines()
     (folder / "venv" / "share").mkdir(exist_ok=True)
     (folder / "venv" / "share" / "jupyter").symlink_to(f"{prefix}/share/jupyter")  # nbconvert's templates
-    own = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    site = next((folder / "venv" / "lib").glob("python*/site-packages"))
     slow = "import sys; sys.modules['rfc3987_syntax'] = None"  # JupyterLab's; importing it takes seconds
-    (own / "zz_base.pth").write_text(f"{packages}\n{slow}\n")
+    (site / "zz_base.pth").write_text(f"{packages}\n{slow}\n")
     write(folder / "home" / ".gitconfig", "[user]\nname = A. Student\nemail = student@example.org\n")
     stubs = {"__init__": "", "_shell": SHELL, "drive": DRIVE, "output": "", "userdata": USERDATA}
     for name, text in stubs.items():
@@ -286,7 +286,7 @@ def make_machine(folder: Path, python: str = sys.executable, *, command: str | N
 
 
 def machine_at(new_machine: Path, folder: Path, drive: Path | None = None) -> Machine:
-    """A copy of a new machine, with what lies on a Drive already."""
+    """A copy of a new machine, with the files that are already on Drive."""
     machine = Machine(Path(shutil.copytree(new_machine, folder, symlinks=True)))
     if drive is not None:
         (machine.folder / "gdrive").symlink_to(drive)

@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves the globals of torch, NumPy and Python as it found them."""
+"""Fixtures for every test: a test must leave the globals of torch, NumPy and Python unchanged."""
 
 import gc
 import os
@@ -16,9 +16,9 @@ from tests import forked  # noqa: F401  other processes are forked from here on
 from tests.showing import browser  # noqa: F401  a fixture
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
-os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk takes its time
-os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the Hub
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell began the tests with `&`
+os.fsync = lambda descriptor: None  # no test cuts the power, and a busy disk is slow
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test contacts the Hub
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell started the tests with `&`
 sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgumentType]  as in warm.begin
 gc.disable()  # until every test is imported: see qnnkit.kernel
 
@@ -26,7 +26,7 @@ LONGEST = (
     *("notebooks", "notebook_cells", "colab_image", "colab", "measure_memory", "recipes", "your_own"),
     *("contract", "study", "batch", "kinds", "random_circuits", "claims", "runs", "train", "simulator"),
 )
-"""Files of tests that take longest, begun first: two workers that share files then end at the same time."""
+"""The slowest test files, which start first, so that two workers that share the files end together."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,13 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # thousands of tests and modules, which no collection need look at again
+    gc.freeze()  # garbage collection need not visit thousands of tests and modules again
     gc.enable()
 
 
 def _globals() -> dict[str, Any]:
     import numpy as np
-    import torch  # not above: the process that only hands out tests needs neither
+    import torch  # not above: the process that only distributes tests needs neither
 
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -60,12 +60,12 @@ def _globals() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def unchanged_globals():
-    """Fails a test that changes a global; what wants to be random takes a generator."""
+    """Fails a test that changes a global; random values come from a generator."""
     before, path = _globals(), list(sys.path)
     yield
-    sys.path[:] = path  # which the folders of recipes join
+    sys.path[:] = path  # folders of recipes are added to it
     after = _globals()
-    if not before["CUDA's random state"]:  # CUDA first used by this very test
+    if not before["CUDA's random state"]:  # this test used CUDA first
         after["CUDA's random state"] = before["CUDA's random state"]
     changed = [name for name, value in before.items() if value != after[name]]
     assert not changed, f"the test changed {', '.join(changed)}"
@@ -73,18 +73,18 @@ def unchanged_globals():
 
 @pytest.fixture(autouse=True)
 def no_race(request, monkeypatch):
-    """Nothing is measured to place a net, but in test_measure_placement: a busy machine decides no test."""
+    """Skips the measurements that place a net, except in test_measure_placement: load decides no test."""
     if not request.node.nodeid.startswith("tests/measure/test_measure_placement.py"):
         from qnnkit.measure import placement
 
-        monkeypatch.setattr(placement, "timed", lambda *given: ({}, None, None))
+        monkeypatch.setattr(placement, "timed", lambda *args: ({}, None, None))
 
 
 @pytest.fixture
 def closed():
-    """A folder that this process may read but not write, with one inside that it may not even read."""
+    """A folder that this process may read but not write, with an unreadable one inside."""
     nobody, root = 65534, os.geteuid() == 0
-    with tempfile.TemporaryDirectory() as name:  # not tmp_path: nobody may not even look into that
+    with tempfile.TemporaryDirectory() as name:  # not tmp_path, which the user `nobody` cannot even read
         folder = Path(name)
         (folder / "old.json").write_text("{}\n")
         (folder / "private").mkdir(mode=0o700)
@@ -104,14 +104,14 @@ def closed():
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A workspace of its own."""
+    """A new workspace."""
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
     return tmp_path
 
 
 @pytest.fixture
 def both(tmp_path, monkeypatch):
-    """Where a slow home, `drive`, and a fast local folder before it, `disk`, are."""
+    """The paths of a slow home, `drive`, and of a fast local folder before it, `disk`."""
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "drive"))
     monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "disk"))
     (tmp_path / "drive").mkdir()
@@ -120,7 +120,7 @@ def both(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory):
-    """Twelve 6x6 images in each of two class folders: bright above, or bright below; read alone."""
+    """Twelve 6x6 images in each of two class folders, bright at the top or at the bottom; read only."""
     from tests import toys
 
     return toys.pictures(tmp_path_factory.mktemp("pictures"))

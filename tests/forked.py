@@ -1,7 +1,7 @@
-"""Other processes of the tests, forked from one that has imported what they want: see qnnkit.warm.
+"""Processes for tests, forked from one that has imported what they need: see qnnkit.warm.
 
-Each has a session, a log and an end of its own, as one that `subprocess` starts, and none spends seconds on
-importing torch and PennyLane. A test of what a cold Python does starts one by `subprocess`.
+Each has its own session, log and exit, as one that `subprocess` starts, but spends no seconds on importing
+torch and PennyLane. A test of a cold Python starts it by `subprocess`.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ STARTED = dict(os.environ) | {"PYTHONPATH": PATH}
 
 
 def begin() -> None:
-    """Starts the fork server, once a process is wanted; a test may have changed folder and environment."""
+    """Starts the fork server for the first process; a test may have changed folder and environment."""
     server.ensure_running = usual
     with contextlib.chdir(ROOT), mock.patch.dict(os.environ, STARTED, clear=True):
         usual()
 
 
 def start(*words: object, log: Path, env: Mapping[str, str] | None = None) -> Any:
-    """`python -m WORDS` in the current folder, as `subprocess.Popen`; what it prints is added to `log`."""
+    """`python -m WORDS` in the current folder, as by `subprocess.Popen`; its output is appended to `log`."""
     return warm.start([sys.executable, "-m", *map(str, words)], dict(os.environ) | dict(env or {}), log)
 
 
 def run(*words: object, timeout: float = 180, env: Mapping[str, str] | None = None) -> SimpleNamespace:
-    """`python -m WORDS` to its end: its `returncode`, and `stdout` with all that it printed."""
+    """Runs `python -m WORDS` to its end: `returncode`, and `stdout` with its whole output."""
     with tempfile.TemporaryDirectory() as folder:
         process = start(*words, log=Path(folder) / "log", env=env)
         try:
@@ -49,7 +49,7 @@ def run(*words: object, timeout: float = 180, env: Mapping[str, str] | None = No
 
 
 def python(code: str, *arguments: object, **options: Any) -> SimpleNamespace:
-    """`code` in a process of its own, with `arguments` in sys.argv: see `run`, and its `stderr`."""
+    """Runs `code` in a new process, with `arguments` in sys.argv: the result of `run`, and `stderr`."""
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder) / "errors"
         done = run("tests.forked", errors, textwrap.dedent(code), *arguments, **options)
@@ -57,7 +57,7 @@ def python(code: str, *arguments: object, **options: Any) -> SimpleNamespace:
 
 
 def until(condition: Callable[[], Any], why: Callable[[], object] = str, seconds: float = 60) -> Any:
-    """Waits for a condition to hold, and returns its value; `why` tells of one that does not."""
+    """Waits for a condition to hold, and returns its value; `why` explains a timeout."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, why()
@@ -66,14 +66,14 @@ def until(condition: Callable[[], Any], why: Callable[[], object] = str, seconds
 
 
 def begun(process: Any, ready: Callable[[], Any], log: Path) -> None:
-    """Waits until what a process does is so far; it may not end before."""
+    """Waits until a process is ready; it may not end before."""
     until(lambda: ready() or process.poll() is not None, log.read_text)
     assert ready(), log.read_text()
 
 
 @contextlib.contextmanager
-def beside(code: str, *arguments: object) -> Iterator[Any]:
-    """`code` in a process beside this one, killed in the end; begins once it has printed something."""
+def in_parallel(code: str, *arguments: object) -> Iterator[Any]:
+    """Runs `code` in a parallel process, killed at the end; starts once it has printed something."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         process = start("tests.forked", Path(folder) / "errors", textwrap.dedent(code), *arguments, log=log)
@@ -96,8 +96,8 @@ HOLDS = """
 
 
 def holding(folder: Path, work: str) -> contextlib.AbstractContextManager[Any]:
-    """A process beside this one that holds a run folder for its work."""
-    return beside(HOLDS, folder, work)
+    """A parallel process that holds a run folder for its work."""
+    return in_parallel(HOLDS, folder, work)
 
 
 if sys.platform == "linux" and __name__ != "__main__":

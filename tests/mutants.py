@@ -1,9 +1,9 @@
-"""Plants one error at a time in a copy of the kit and runs the tests that should notice it.
+"""Plants one error at a time in a copy of the kit and runs the tests that should catch it.
 
-    python -m tests.mutants               all of MUTANTS, and the number of those that no test has caught
-    python -m tests.mutants stats data    those of these files
+    python -m tests.mutants               all of MUTANTS, and the number of errors that no test caught
+    python -m tests.mutants stats data    the errors of these files
 
-The kit itself is not changed. An error that none catches wants a test; an old text that is gone, a new row.
+The kit itself is not changed. An uncaught error needs a test; a changed line of code needs a new row.
 """
 
 import csv
@@ -20,15 +20,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("qnnkit", "tests", "notebooks", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
-OPTIONS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of what was imported before pytest began
-OPTIONS += ("-o", "faulthandler_timeout=120")  # a test that waits for ever has noticed, too
+OPTIONS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of modules imported before pytest
+OPTIONS += ("-o", "faulthandler_timeout=120")  # a hanging test counts as caught
 with Path(__file__).with_suffix(".tsv").open(encoding="utf-8", newline="") as table:
     MUTANTS = [tuple(row) for row in csv.reader(table, delimiter="\t")][1:]
-"""(file of the kit, old text, which stands there once, new text, names of files of tests)."""
+"""(file of the kit, old text that occurs once, new text, names of test files)."""
 
 
 def caught(copy: Path, tests: str) -> str | None:
-    """The first test of these files that fails, in a process that begins with what they all import."""
+    """The first test of these files that fails, in a process that has their common imports."""
     child = os.fork()
     if not child:
         status = 99
@@ -47,7 +47,7 @@ def caught(copy: Path, tests: str) -> str | None:
     assert status in (0, 1), (copy / "log").read_text()
     log = (copy / "log").read_text()
     failed = re.findall(r"^(?:FAILED|ERROR) tests/\S*?(test_\S+)", log, flags=re.MULTILINE)
-    failed += re.findall(r'(test_\w+\.py", line \d+ in test_\w+)', log)  # where one waits for ever
+    failed += re.findall(r'(test_\w+\.py", line \d+ in test_\w+)', log)  # if a test hangs
     return failed[0] if status else None
 
 
@@ -70,17 +70,17 @@ def main(wanted: list[str]) -> int:
         import pennylane  # noqa: F401  once, for all of them
         import torch._dynamo  # noqa: F401
 
-        missed, whole = 0, set()
+        missed, passed = 0, set()
         for name, old, new, tests in MUTANTS:
             if wanted and not any(each in name for each in wanted):
                 continue
-            if tests not in whole and (failed := caught(copy, tests)):
+            if tests not in passed and (failed := caught(copy, tests)):
                 sys.exit(f"{failed} fails without a planted error: mend it first.")
-            whole.add(tests)
+            passed.add(tests)
             path, start = copy / "qnnkit" / name, time.monotonic()
             text = path.read_text()
             if text.count(old) != 1:
-                answer = f"stands there {text.count(old)} times"
+                answer = f"occurs {text.count(old)} times"
             else:
                 path.write_text(text.replace(old, new))
                 answer = caught(copy, tests) or "NOT CAUGHT"

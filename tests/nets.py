@@ -1,4 +1,4 @@
-"""Nets of the kit and of its recipes, by name, and tiny language models: what several test files share."""
+"""Nets of the kit and of its recipes by name, and tiny language models, for several test files."""
 
 from functools import partial
 from inspect import signature
@@ -15,15 +15,15 @@ from qnnkit.recipes import cnn, letters, resnet_circuit_trained
 def _resnet_circuit(
     channels, n_classes, *, n_qubits=4, hidden=16, dropout=0.0, seed=0, width=None, **settings
 ):
-    """Of the recipe; with a `width`, its backbone is a ResNet of four narrow blocks."""
+    """The net of the recipe; with `width`, its backbone is a ResNet of four narrow blocks."""
     from transformers import ResNetConfig
 
     shape = {"hidden_sizes": [width] * 4, "depths": [1] * 4} if width else {}
-    own = {name: settings.pop(name) for name in BACKBONE & settings.keys()}
+    options = {name: settings.pop(name) for name in BACKBONE & settings.keys()}
     circuit = models.circuit_layer(n_qubits, seed=seed * 1000, **settings)
-    own |= {"hidden": hidden, "dropout": dropout, "seed": seed}
-    with mock.patch("transformers.ResNetConfig", lambda **given: ResNetConfig(**given | shape)):
-        return resnet_circuit_trained.ResNetCircuit(channels, n_classes, *circuit, **own)
+    options |= {"hidden": hidden, "dropout": dropout, "seed": seed}
+    with mock.patch("transformers.ResNetConfig", lambda **fields: ResNetConfig(**fields | shape)):
+        return resnet_circuit_trained.ResNetCircuit(channels, n_classes, *circuit, **options)
 
 
 BACKBONE = models.ResNetSettings.model_fields.keys()
@@ -40,13 +40,13 @@ SLIDING = ("quanv", "residual_quanv")
 
 
 def family(name: str, shared: dict | None = None, *, sizes: dict, **settings) -> nn.Module:
-    """One of NETS.
+    """Builds one of NETS.
 
     Args:
         name: In NETS.
-        shared: Arguments, and `sizes` likewise, that are left out where a net does not name them.
-        sizes: `channels`, `image_size`, `n_classes`, and maybe `seed` and `backend`.
-        **settings: That it must have.
+        shared: Arguments that are omitted if a net does not take them; the same holds for `sizes`.
+        sizes: `channels`, `image_size`, `n_classes`, and optionally `seed` and `backend`.
+        **settings: Settings that the net must take.
     """
     usual = (shared or {}) | sizes
     known = [*signature(NETS[name]).parameters, *(["backend"] if name in HYBRID else [])]
@@ -54,7 +54,7 @@ def family(name: str, shared: dict | None = None, *, sizes: dict, **settings) ->
 
 
 def llama(seed: int = 0, **settings):
-    """A tiny Llama of transformers, with weights from a seed."""
+    """A tiny transformers Llama, with weights from a seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     usual = {
@@ -70,7 +70,7 @@ def llama(seed: int = 0, **settings):
 
 
 def shaken(model: nn.Module, seed: int = 0) -> nn.Module:
-    """The model with every trained weight moved, so that an adapter does something."""
+    """The model with all trained weights changed, so that an adapter has an effect."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():

@@ -1,4 +1,4 @@
-"""Whether two things are the same to the bit, and what tests of that begin from."""
+"""Bitwise comparison of states, and helpers of the tests that need it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from qnnkit.tasks import Classification
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two states hold the same, tensors bit for bit."""
+    """Whether two states are equal, with tensors compared bit for bit."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):
@@ -22,7 +22,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def from_seed(make: Callable[[], Any], seed: int = 0) -> Any:
-    """What `make()` gives, with weights that follow from the seed alone."""
+    """The result of `make()`, with weights that depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -33,7 +33,7 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class At(Classification):
-    """Does something, once, at the nth call in training or in validation, or (None) in either."""
+    """Calls `do` once, at the nth call in training or in validation, or (None) in either."""
 
     def __init__(self, n: int, do: Callable[[], None], training: bool | None = True):
         super().__init__()
@@ -49,9 +49,9 @@ class At(Classification):
 
 
 def raises(error: BaseException | type[BaseException] = KeyboardInterrupt) -> Callable[..., None]:
-    """What raises the error, whatever it is given."""
+    """A function that raises the error for any arguments."""
 
-    def do(*given: Any, **named: Any) -> None:
+    def do(*args: Any, **named: Any) -> None:
         raise error
 
     return do

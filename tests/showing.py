@@ -1,4 +1,4 @@
-"""Pages as a parser reads them, results written by hand, and Chromium: what tests of pages share."""
+"""Helpers for tests of pages: parsed pages, results written by hand, and Chromium."""
 
 import shutil
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def browser() -> Iterator[Any]:
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text outside of styles and scripts."""
+    """The tags with their attributes, and the text outside of styles and scripts."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -46,7 +46,7 @@ class Page(HTMLParser):
 
 
 def log_test(run: Any, net: str, seed: int, accuracy: float, **more: Any) -> None:
-    """The last row of a training."""
+    """Logs the last row of a training."""
     row = {"event": "test", "net": net, "seed": seed, "best_epoch": 2, "validation_accuracy": 0.5}
     row |= {"test_accuracy": accuracy, "test_loss": 1.0, "seconds_per_epoch": 0.5}
     run.log("metrics", row | {"quantum": 24, "classical": 100, "frozen": 0} | more)

@@ -1,4 +1,4 @@
-"""Processes that are `qnnkit run` do what tests/acted.py does, where QNNKIT_STAND_IN is set."""
+"""Makes processes of `qnnkit run` do what tests/acted.py does, if QNNKIT_STAND_IN is set."""
 
 import os
 import runpy
@@ -25,14 +25,14 @@ def asked(words: list[str]) -> bool:
     return words[:2] == ["qnnkit", "run"] and "QNNKIT_STAND_IN" in os.environ
 
 
-# In the process that the tests' processes are forked from; one of its own has it from `sitecustomize`.
+# In the process that tests fork from; a spawned process gets it from `sitecustomize`.
 _usual = runpy.run_module
 runpy.run_module = lambda name, **options: (
     stand_in(sys.argv[2:]) if asked(sys.argv) else _usual(name, **options)
 )
 if sys.orig_argv[1:2] == ["-m"] and asked(sys.orig_argv[2:]):
     stand_in(sys.orig_argv[4:])
-if engine := sys.modules.get("qnnkit.batch.engine"):  # who is forked waits in short steps
+if engine := sys.modules.get("qnnkit.batch.engine"):  # a forked process waits in short steps
     engine.LOOK, engine.workers.LOOK = 0.1, 0.05
 if os.environ.get("QNNKIT_STAND_IN") == "by itself":
     from qnnkit import warm

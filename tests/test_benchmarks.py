@@ -1,4 +1,4 @@
-"""`make bench` at toy size: every peer is there, measured and checked, and a wrong number is caught."""
+"""`make bench` at toy size: every peer is measured and checked, and wrong numbers are caught."""
 
 import subprocess
 import sys
@@ -18,22 +18,22 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.slow
 def test_a_quick_run_writes_checked_numbers_and_a_table(tmp_path):
-    given = ["--only", "W1", "W2", "W3", "W4", "W5", "--rounds", "2"]
-    given += ["--peers", *(set(peers.LABELS) - {"lightning.gpu"})]
-    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--out", str(tmp_path), *given]
+    words = ["--only", "W1", "W2", "W3", "W4", "W5", "--rounds", "2"]
+    words += ["--peers", *(set(peers.LABELS) - {"lightning.gpu"})]
+    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--out", str(tmp_path), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "bench.csv")
-    found = {(row["workload"], row["peer"]): row for row in table.to_dict("records")}
+    results = {(row["workload"], row["peer"]): row for row in table.to_dict("records")}
     every = {"W1", "W2", "W3-64", "W3-256", "W4-4", "W4-8", "W5"}
     for peer, keys in {"batched": every, "lightning.qubit": every, "classical": {"W5"}}.items():
-        assert {key for key, other in found if other == peer} == keys
-    for (key, _), row in found.items():
+        assert {key for key, other in results if other == peer} == keys
+    for (key, _), row in results.items():
         assert 0 <= row["deviation"] <= run.TOLERANCE and 1 <= row["rounds"] <= 2
         assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] and row["first_s"] > 0
         assert row["peak_mb"] >= row["before_mb"] > 50
-        ratio = row["median_ms"] / found[key, "batched"]["median_ms"]
-        assert row["x_batched"] == pytest.approx(ratio, rel=1e-4), "the table keeps six digits"
+        ratio = row["median_ms"] / results[key, "batched"]["median_ms"]
+        assert row["x_batched"] == pytest.approx(ratio, rel=1e-4), "the table has six digits"
     assert table["machine"][0] in done.stdout and "W3-256 default.qubit" in done.stdout
 
 
@@ -43,21 +43,21 @@ SMALL = workloads.Workload("W3-64", "strongly_entangling", 3, 1, 6)
 
 
 @pytest.mark.parametrize("part", ["values", "gradient of inputs", "gradient of weights"])
-def test_a_planted_wrong_number_is_told(part):
-    found, right = peers.make("batched", SMALL, "cpu").answer(), peers.reference(SMALL, control=False)
-    row = {"workload": "W1", "peer": "batched", "deviation": peers.deviation(found, right)}
+def test_a_planted_wrong_number_is_reported(part):
+    answer, right = peers.make("batched", SMALL, "cpu").answer(), peers.reference(SMALL, control=False)
+    row = {"workload": "W1", "peer": "batched", "deviation": peers.deviation(answer, right)}
     assert run.problems([row]) == []
-    found[part] = found[part].copy()
-    found[part].flat[-1] += 3e-3
-    [sentence] = run.problems([row | {"deviation": peers.deviation(found, right)}])
+    answer[part] = answer[part].copy()
+    answer[part].flat[-1] += 3e-3
+    [sentence] = run.problems([row | {"deviation": peers.deviation(answer, right)}])
     assert sentence.startswith("W1: qnnkit, eager deviates from float64 by") and "0.0001" in sentence
 
 
 # --- the workloads --------------------------------------------------------------------------------
 
 
-def test_nets_that_are_moved_compute_what_they_did():
-    """By one call for all patches and by a loop over them; on TorchLayer and on QuantumLayer."""
+def test_nets_moved_from_torchlayer_compute_the_same():
+    """With one call for all patches and with a loop over them; on TorchLayer and on QuantumLayer."""
     for key in ("W6-basic", "W6-strong", "W6-gates"):
         workload = workloads.find(key, quick=True)
         right = peers.reference(workload, control=False)
@@ -68,12 +68,12 @@ def test_nets_that_are_moved_compute_what_they_did():
             assert peer.samples == peer.total == 4
             assert peers.deviation(peer.answer(), right) < 1e-5
     with torch.random.fork_rng():
-        whole, loop = (kind(torch.nn.Tanh(), 4) for kind in (quanvolutions.QuanvNet, quanvolutions.LoopNet))
+        at_once, loop = (kind(torch.nn.Tanh(), 4) for kind in (quanvolutions.QuanvNet, quanvolutions.LoopNet))
     images = torch.arange(32.0).reshape(2, 1, 4, 4)
-    assert torch.equal(whole.maps(images), loop.maps(images))
+    assert torch.equal(at_once.maps(images), loop.maps(images))
 
 
-# --- what scripts measure, at toy size ------------------------------------------------------------------
+# --- measurements of the scripts, at toy size -----------------------------------------------------------
 
 
 FEW = {"a": {"recipe": "digits_quanv", "train_fraction": 0.1, "stride": 4}}
@@ -91,11 +91,11 @@ TOY = {
         lambda rows: rows["median_ms"] <= rows["slowest_ms"],
     ),
 }
-"""Script -> what is smaller in it, and what holds for every row."""
+"""Script -> smaller constants for it, and a check for every row."""
 
 
 @pytest.mark.parametrize("name", TOY)
-def test_every_number_of_a_script_is_one(name, monkeypatch):
+def test_every_script_gives_finite_numbers(name, monkeypatch):
     script, (smaller, holds) = import_module(f"benchmarks.{name}"), TOY[name]
     for constant, value in smaller.items():
         monkeypatch.setattr(script, constant, value)
@@ -104,27 +104,27 @@ def test_every_number_of_a_script_is_one(name, monkeypatch):
         table = pd.DataFrame(script.rows())
     numbers = table.select_dtypes("number").astype(float)
     assert len(table) and np.isfinite(numbers).all(axis=None) and holds(table).all()
-    differences = ["outside"]  # of two loops, each clocked by itself: noise may make one negative
+    differences = ["outside"]  # a difference of two timed loops, which noise may make negative
     assert (numbers.drop(columns=differences, errors="ignore") >= 0).all(axis=None)
 
 
-def test_where_torchlayer_is_wrong():
+def test_rows_where_torchlayer_is_wrong():
     *rows, shots = torchlayer.rows()
     for row in rows:
         assert row["TorchLayer"] != row["Exact"]
         if row["what"] != torchlayer.returned.__doc__:
             assert float(row["QuantumLayer"]) == pytest.approx(float(row["Exact"]), abs=2e-4)
-    three_errors = 0.1  # of a gradient from 100 shots, over five samples
+    three_errors = 0.1  # gradients from 100 shots, over five samples
     assert float(shots["QuantumLayer"]) == pytest.approx(float(shots["Exact"]), abs=three_errors)
     assert shots["TorchLayer"] == "raises NotImplementedError"
     table = torchlayer.table(pd.DataFrame([*rows, shots]))
     assert len(table.splitlines()) == 2 + len(torchlayer.CASES) and "| (4, 5, 1) | (5, 4) |" in table
 
 
-# --- whether auto is fast ----------------------------------------------------------------------------
+# --- the speed of auto -------------------------------------------------------------------------------
 
 
-def test_every_fixed_choice_stands_beside_auto(monkeypatch):
+def test_auto_is_compared_with_every_fixed_choice(monkeypatch):
     monkeypatch.setattr(placing, "CIRCUITS", 8)
     monkeypatch.setattr(placing.placement, "thread_counts", lambda: [1, 2])
     monkeypatch.setattr(placing.placement, "devices", lambda *asked: ["cpu"])
@@ -141,7 +141,7 @@ TOLD[4.0] = [SLOW.format("4.00"), "W1: auto is slower than b, the slowest."]
 
 
 @pytest.mark.parametrize("auto", TOLD)
-def test_a_slow_auto_is_told(auto):
+def test_a_slow_auto_is_reported(auto):
     times = {"auto": auto, "a": 1.0, "b": 3.0, "c": None}
     table = pd.DataFrame({"choice": times.keys(), "median_ms": times.values()}).astype({"median_ms": float})
     assert placing.problems(table.assign(workload="W1", chosen="")) == TOLD[auto]
@@ -156,9 +156,9 @@ def test_a_slow_auto_is_told(auto):
 )
 def test_a_prediction_is_judged_by_medians(peak, seconds, within):
     times = [(9, 9), (peak, seconds), (0.1, 0.1)]
-    found = [{"peak": 100e6 * mb, "seconds_per_epoch": s, "n_weights": 7} for mb, s in times]
+    predictions = [{"peak": 100e6 * mb, "seconds_per_epoch": s, "n_weights": 7} for mb, s in times]
     measured = {"peak": 100e6, "seconds_per_epoch": 1.0}
-    row = predicting.compared("digits_quanv", [(each, measured) for each in found])
+    row = predicting.compared("digits_quanv", [(each, measured) for each in predictions])
     assert row["off_mb"] == pytest.approx(peak - 1) and row["measured_mb"] == 100
     assert predicting.within(pd.DataFrame([row])).tolist() == [within]
 
@@ -170,18 +170,18 @@ def test_every_setting_was_predicted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits_quanv", "Llama tiny, batch 8"])
-def test_predicted_memory_is_that_of_a_training(name):
+def test_predicted_memory_equals_that_of_a_training(name):
     both = tuple(predicting.apart(what, name, "cpu") for what in ("predict", "train"))
     row = predicting.compared(name, [both])
     assert abs(row["off_mb"]) <= predicting.MEMORY
 
 
-def test_noise_is_asked_of_the_seed_that_did_best_on_validation_images(tmp_path):
+def test_noise_is_measured_for_the_best_seed_on_validation_images(tmp_path):
     small = {"n_seeds": 2, "epochs": 1, "controls": (), "train_fraction": 0.2, "stride": 4}
     run = runs.open_run(tmp_path / "run", "digits_quanv", **small)
     finals = list(runs.train_all(run))
     best = max(finals, key=lambda row: row["validation_accuracy"])
-    found = noisy.rows(run, 4)
-    assert set(found["seed"]) == {best["seed"]} and set(found["test_accuracy"]) == {best["test_accuracy"]}
-    assert found["condition"].iloc[0] == "exact" and set(found["images"]) == {4}
-    assert {"shots", "depolarizing", "readout"} <= set(found["condition"])
+    frame = noisy.rows(run, 4)
+    assert set(frame["seed"]) == {best["seed"]} and set(frame["test_accuracy"]) == {best["test_accuracy"]}
+    assert frame["condition"].iloc[0] == "exact" and set(frame["images"]) == {4}
+    assert {"shots", "depolarizing", "readout"} <= set(frame["condition"])

@@ -1,4 +1,4 @@
-"""Circuits: closed forms, and a second simulator that multiplies dense matrices in NumPy."""
+"""Circuits against closed forms and a second simulator that multiplies dense matrices in NumPy."""
 
 import itertools
 from functools import reduce
@@ -12,7 +12,7 @@ from qnnkit import CIRCUITS, circuits
 from tests.toys import refused
 
 EXACT = 1e-10
-"""Largest error allowed in float64."""
+"""Largest allowed error in float64."""
 
 CASES = [
     ("data_reuploading", "angle"),
@@ -32,12 +32,12 @@ def tape_of(qnode, inputs, weights):
     return qp.workflow.construct_tape(qnode, level="device")(inputs, weights)
 
 
-# --- the second witness -----------------------------------------------------------------------------
+# --- the dense simulator ----------------------------------------------------------------------------
 
 ONE, X, Y, Z = np.array([[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]]])
 
 TURNED = {"RX": [X], "RY": [Y], "RZ": [Z], "Rot": [Z, Y, Z]}
-"""About which axes a gate turns, the first first."""
+"""Gate -> the axes of its rotations, in order."""
 
 
 def rotation(pauli: np.ndarray, angle: float) -> np.ndarray:
@@ -97,7 +97,7 @@ def test_a_dense_simulator_agrees_sample_by_sample(ansatz, embedding, n_qubits):
     expected = np.stack([dense_expectations(state, n_qubits) for state in states], axis=1)  # (wires, batch)
     np.testing.assert_allclose(qnode(inputs, weights), expected, rtol=0, atol=EXACT)
     np.testing.assert_allclose(qnode(inputs[0], weights), expected[:, 0], rtol=0, atol=EXACT)
-    assert np.ptp(expected, axis=1).max() > 0.1, "the data matter"
+    assert np.ptp(expected, axis=1).max() > 0.1, "outputs depend on the data"
 
 
 # --- closed forms -----------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ CLOSED = [
     )),
     (ghz, [np.pi / 2] * 2, [0, 0, -1, 1]), (ghz, [np.pi / 2] * 3, [0, 0, 0, 1, 1, 1]),
 ]  # fmt: skip
-"""Gates, inputs, and what Z of each wire gives; then the product of all X, and Z of neighbours together."""
+"""Gates, inputs, and <Z> of each wire; then <X...X>, and <ZZ> of neighbours."""
 
 
 @pytest.mark.parametrize(("function", "inputs", "expected"), CLOSED)
@@ -143,7 +143,7 @@ def test_closed_forms(function, inputs, expected):
     np.testing.assert_allclose(circuit()[: len(expected)], expected, atol=EXACT)
 
 
-# --- gates, written by hand -------------------------------------------------------------------------
+# --- gates listed by hand ---------------------------------------------------------------------------
 
 
 DRAWN = {
@@ -159,18 +159,18 @@ DRAWN = {
 3: ──RY(0)─╰Z──RZ(7)──RY(8)──RZ(15)──RY(16)─────────╰Z──RZ(23)──RY(24)─┤  <Z>
 """,
 }
-"""(ansatz, layers, wires): its gates, at inputs of 0 and the weights 1, 2, 3, ..."""
+"""(ansatz, layers, wires) -> the drawing, with inputs 0 and weights 1, 2, 3, ..."""
 
 
 @pytest.mark.parametrize(("ansatz", "n_layers", "n_qubits"), DRAWN)
-def test_gates_as_drawn(ansatz, n_layers, n_qubits):
+def test_drawings_of_the_gates(ansatz, n_layers, n_qubits):
     qnode, shapes = circuits.build(ansatz, n_layers=n_layers, n_qubits=n_qubits)
     weights = np.arange(1, 1 + np.prod(shapes["weights"])).reshape(shapes["weights"])
     drawn = qp.draw(qnode, level="device", decimals=0, max_length=200)(np.zeros(n_qubits), weights)
     assert drawn == DRAWN[ansatz, n_layers, n_qubits].strip()
 
 
-def test_random_keeps_its_structure_by_seed_and_uses_every_weight_once():
+def test_random_has_one_structure_per_seed_and_uses_every_weight_once():
     inputs, weights = arguments("random", "angle", 4)
 
     def structure(seed: int) -> str:
@@ -191,12 +191,12 @@ def test_a_blank_sample_becomes_the_zero_state_and_has_finite_gradients(n_featur
     qnode, _ = circuits.build("hardware_efficient", n_qubits=2, embedding="amplitude")
     weights = torch.tensor(arguments("hardware_efficient", "amplitude", 2)[1]).float().requires_grad_()
     inputs = torch.zeros(2, n_features, dtype=dtype)
-    inputs[1, -1] = 3  # its neighbour in the batch is not blank
+    inputs[1, -1] = 3  # the other sample in the batch is not blank
     zero, last = torch.eye(4)[0], torch.eye(4)[n_features - 1]
     expected = torch.stack([torch.stack(qnode(state, weights)) for state in (zero, last)], dim=1)
-    found = torch.stack(qnode(inputs.requires_grad_(dtype.is_floating_point), weights))
-    torch.testing.assert_close(found, expected, check_dtype=False)
-    found.sum().backward()
+    values = torch.stack(qnode(inputs.requires_grad_(dtype.is_floating_point), weights))
+    torch.testing.assert_close(values, expected, check_dtype=False)
+    values.sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in (inputs, weights) if leaf.requires_grad)
 
 
@@ -204,7 +204,7 @@ def test_a_blank_sample_becomes_the_zero_state_and_has_finite_gradients(n_featur
 
 
 def alone_and_together(qnode, inputs, weights) -> tuple[list, list]:
-    """Its gates on one wire (and the preparation of a state, which is the data), and those on several."""
+    """Gates on one wire (including a state preparation, which is data), and gates on several wires."""
     gates = tape_of(qnode, inputs, weights).operations
     alone = [gate for gate in gates if len(gate.wires) == 1 or isinstance(gate, qp.operation.StatePrepBase)]
     return alone, [gate for gate in gates if gate not in alone]
@@ -217,13 +217,13 @@ def test_drop_entanglement(ansatz, embedding, n_qubits):
     separable = circuits.drop_entanglement(qnode)
     inputs, weights = arguments(ansatz, embedding, n_qubits, n_layers=3)
     (alone, together), left = (alone_and_together(each, inputs, weights) for each in (qnode, separable))
-    assert left == (alone, []) and together, "there was something to drop"
-    assert sum(gate.num_params for gate in alone) >= weights.size, "every weight still acts"
+    assert left == (alone, []) and together, "the circuit has entangling gates"
+    assert sum(gate.num_params for gate in alone) >= weights.size, "every weight still has an effect"
     state = dense_state(tape_of(separable, inputs, weights), inputs, n_qubits)
     np.testing.assert_allclose(separable(inputs, weights), dense_expectations(state, n_qubits), atol=EXACT)
 
 
-def test_drop_entanglement_takes_a_users_circuit_apart():
+def test_drop_entanglement_decomposes_a_users_circuit():
     @qp.qnode(circuits.make_device("default.qubit", 3))
     def circuit(inputs, weights):
         qp.adjoint(qp.StronglyEntanglingLayers)(weights, wires=range(3))
@@ -262,7 +262,7 @@ def test_circuits_take_any_wires(ansatz):
     [("angle", 4, 4), ("iqp", 9, 9), ("data_reuploading", 1, 1)]
     + [("amplitude", *pair) for pair in ((1, 1), (2, 1), (3, 2), (4, 2), (9, 4), (16, 4))],
 )
-def test_the_fewest_wires_for_so_many_features(name, n_features, n_qubits):
+def test_the_fewest_wires_for_a_number_of_features(name, n_features, n_qubits):
     assert CIRCUITS[name].n_qubits(n_features) == n_qubits
 
 
@@ -270,13 +270,13 @@ def test_the_fewest_wires_for_so_many_features(name, n_features, n_qubits):
     ("wrong", "argument", "contains"),
     [
         ({"ansatz": "strongly_entangled"}, "circuit", "Did you mean 'strongly_entangling'?"),
-        ({"ansatz": "angle"}, "circuit", "data_reuploading"),  # an embedding has nothing to train
+        ({"ansatz": "angle"}, "circuit", "data_reuploading"),  # an embedding has no weights
         ({"ansatz": "random", "embedding": "amplitud"}, "embedding", "Did you mean 'amplitude'?"),
         ({"ansatz": "random", "embedding": "random"}, "embedding", "angle, amplitude, iqp"),
         ({"ansatz": "random", "n_qubits": 2.5}, "n_qubits", "but is 2.5"),
     ],
 )
-def test_wrong_names_and_numbers(wrong, argument, contains):
+def test_wrong_names_and_numbers_raise_an_error(wrong, argument, contains):
     with refused(argument) as caught:
         circuits.build(**wrong)
     assert contains in str(caught.value)

@@ -1,4 +1,4 @@
-"""qnnkit.cli: what a person can mend is told in one sentence, with exit status 2, before it begins."""
+"""qnnkit.cli: a mistake of the user is reported in one sentence, with exit status 2, before the start."""
 
 import contextlib
 import json
@@ -20,14 +20,14 @@ from tests.toys import fill, typing
 
 @pytest.fixture
 def qnnkit(monkeypatch, capfd, tmp_path):
-    """The command, in this process: `qnnkit("run", ...)` gives (exit status, stdout, stderr)."""
+    """The command, in this process: `qnnkit("run", ...)` returns (exit status, stdout, stderr)."""
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
     return typing(monkeypatch, capfd)
 
 
 @pytest.fixture
 def home(qnnkit, tmp_path, monkeypatch):
-    """The workspace of `qnnkit`, which is the current folder too."""
+    """The workspace of `qnnkit`, which is also the current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -38,12 +38,12 @@ def pictures(tmp_path):
     return fill(tmp_path / "pictures", [f"{name}/{i}.png" for name in "ab" for i in range(6)], size=(6, 6))
 
 
-def refused(answer, *told):
-    """Asserts that the command stopped with status 2 and one line that says all of `told`."""
+def refused(answer, *sentences):
+    """Asserts that the command stopped with status 2 and one line that contains all of `sentences`."""
     status, out, err = answer
     assert (status, out) == (2, "")
     assert re.fullmatch(r"qnnkit: .*[.!?]\n", err) and "[Errno" not in err  # a sentence
-    for words in told:
+    for words in sentences:
         assert words in err
 
 
@@ -52,18 +52,18 @@ def refused(answer, *told):
 
 WORDS = {
     "epochs=2": 2, "trainable=false": False, "circuit=random": "random",
-    "trainable=False": "False",  # not JSON: text, which the setting's own rule judges
+    "trainable=False": "False",  # not JSON: text, which the rule of the setting checks
     'controls=["classical"]': ["classical"], "data_dir=/my=data": "/my=data", "data_dir=": "",
     "stride=0.5": 0.5, "stride=NaN": "NaN",
 }  # fmt: skip
 AS_TEXT = ["name=1e-3", "name=1.10", "name=010", "name=on", "name=12:30", "name=1_000"]
 
 
-def test_settings_are_json_or_text_of_words_and_files(home):
-    """Later files win, and words and options win over files."""
+def test_settings_from_words_and_files_are_json_or_text(home):
+    """Later files override earlier ones; words and options override files."""
     for word, value in WORDS.items():
         assert [*cli_settings.gathered(None, [word]).values()] == [value]
-    for word in AS_TEXT:  # YAML's or JSON's number would not be what is written
+    for word in AS_TEXT:  # as a YAML or JSON number it would not be the written text
         (home / "word.yaml").write_text(word.replace("=", ": "))
         text = {"name": word.removeprefix("name=")}
         for given in ((None, [word]), ([home / "word.yaml"], None)):
@@ -73,7 +73,7 @@ def test_settings_are_json_or_text_of_words_and_files(home):
     files = [home / "machine.yaml", home / "experiment.yaml"]
     asked = cli_settings.gathered(files, ["n_layers=1"], controls=cli_settings.controls_of("hybrid"))
     given = {"device": "cpu", "threads": 2, "epochs": 3, "n_layers": 1, "controls": []}
-    assert asked == given | {"learning_rate": "1e-3"}  # YAML reads a text there
+    assert asked == given | {"learning_rate": "1e-3"}  # YAML reads this as text
     assert recipes.settings("digits_quanv", **asked).learning_rate == 1e-3
     assert cli_settings.gathered(files, ["epochs=4", "epochs=4"], epochs=4)["epochs"] == 4
     assert cli_settings.controls_of("no_quantum, reference") == ["no_quantum"]
@@ -82,12 +82,12 @@ def test_settings_are_json_or_text_of_words_and_files(home):
 # --- bad input ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_not_trained_and_a_system_error_that_names_its_file(qnnkit, monkeypatch):
+def test_an_untrained_run_and_a_system_error_that_names_its_file(qnnkit, monkeypatch):
     begun = runs.open_run("run", "digits_quanv")
     refused(qnnkit("report", "run"), "is not finished. Finish it: qnnkit run")
     (begun.folder / "result.json").mkdir()
-    told = f"Cannot use {begun.folder / 'result.json'} (Is a directory)."
-    refused(qnnkit("run", "--run-dir", "run"), told)
+    message = f"Cannot use {begun.folder / 'result.json'} (Is a directory)."
+    refused(qnnkit("run", "--run-dir", "run"), message)
     for error in (NotImplementedError("No."), FloatingPointError("No.")):
         monkeypatch.setattr(runs, "watch", raises(error))
         refused(qnnkit("watch", "run"), "No.")
@@ -125,21 +125,21 @@ WORKSPACE = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_is_refused_in_a_sentence_and_no_option_is_passed_over(qnnkit, home, monkeypatch, words):
+def test_wrong_words_give_one_sentence_and_no_option_is_ignored(qnnkit, home, monkeypatch, words):
     monkeypatch.setenv("HOME", str(home / "person"))
     for name, text in WORKSPACE.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
     refused(qnnkit(*words.split()), REFUSED[words])
     files = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()}
-    assert files == {*WORKSPACE}, "nothing is begun"
+    assert files == {*WORKSPACE}, "a run has begun"
 
 
-# --- what works --------------------------------------------------------------------------------------------
+# --- working commands --------------------------------------------------------------------------------------
 
 
 def finish(folder):
-    """A run whose numbers are written by hand, finished."""
+    """A finished run with numbers written by hand."""
     begun = runs.open_run(folder, "folder_quanv", data_dir="pictures", n_seeds=1, controls=["classical"])
     for net, accuracy in (("hybrid", 0.75), ("classical", 0.5)):
         row = {"event": "test", "net": net, "seed": 0, "test_accuracy": accuracy, "seconds_per_epoch": 0.5}
@@ -160,7 +160,7 @@ def test_a_signal_ends_with_one_sentence_and_saves_the_state(home, pictures, com
     while len(runs.rows.trainings(runs.rows.read(home / "run"), "epoch", None)) < 2:
         assert process.poll() is None, (home / "log").read_text()
         time.sleep(0.1)
-    os.killpg(process.pid, getattr(signal, sign))  # as a terminal does
+    os.killpg(process.pid, getattr(signal, sign))  # as a terminal does it
     assert process.wait(60) == 128 + getattr(signal, sign)
     log = (home / "log").read_text()
     [sentence] = re.findall(r"Stopped.*", log)
@@ -174,9 +174,9 @@ def test_a_signal_ends_any_command_with_one_sentence(qnnkit, monkeypatch, sign):
     monkeypatch.setattr(device, "report", lambda home: signal.raise_signal(number))
     said = "Stopped. Run this again to continue from here.\n"
     assert qnnkit("doctor") == (128 + number, said, "")
-    if sign != "SIGINT":  # which only ends the watching
+    if sign != "SIGINT":  # it only ends the watching
 
-        def heard(*given, **named):
+        def heard(*args, **named):
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(number)
 
@@ -186,7 +186,7 @@ def test_a_signal_ends_any_command_with_one_sentence(qnnkit, monkeypatch, sign):
 
 def test_a_finished_run_is_only_printed(qnnkit, pictures, monkeypatch):
     begun = finish("run")
-    shutil.rmtree(pictures)  # not needed any more
+    shutil.rmtree(pictures)  # no longer needed
     before = {path: path.stat().st_mtime_ns for path in begun.folder.rglob("*")}
     status, out, err = qnnkit("run", "--run-dir", "run")
     assert (status, err) == (0, "")
@@ -202,8 +202,8 @@ def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeyp
     asked = []
     monkeypatch.setattr(chain, "launch", lambda source, output, parameters, _: asked.append(parameters))
     begin = "run", "--run-dir", "run", "--recipe", "folder_quanv", "--set", "data_dir=pictures"
-    own = "--set", "plateau_qubits=4", "--set", "hardware_images=8", "--set", "n_seeds=1"
-    status, _, err = qnnkit(*begin, *own)
+    words = "--set", "plateau_qubits=4", "--set", "hardware_images=8", "--set", "n_seeds=1"
+    status, _, err = qnnkit(*begin, *words)
     assert status == 2 and "must have trained a net" in err
     of_each = [{name: given[name] for name in given if name not in ("recipe", "run_dir")} for given in asked]
     assert of_each == [{}, {}, {"plateau_qubits": 4}, {}, {}, {"hardware_images": 8}]
@@ -224,8 +224,8 @@ def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):
         assert status == 2 and "be the value with which 02_gradient_check of this run finished" in err
 
 
-def test_training_takes_epochs_and_tells_what_the_data_are(qnnkit, pictures):
-    """A folder is an argument or an option, of one run; what is finished is not trained again."""
+def test_train_takes_epochs_and_describes_the_data(qnnkit, pictures):
+    """The folder is an argument or an option of one run; a finished run is not trained again."""
     (pictures / "a" / "text.png").write_text("no image")
     begin = "train", "run", "--recipe", "folder_quanv", "--set", "data_dir=pictures", "--epochs", "1"
     small = ("n_seeds=1", "controls=[]", "stride=8", "hidden=2")
@@ -239,8 +239,8 @@ def test_training_takes_epochs_and_tells_what_the_data_are(qnnkit, pictures):
     assert runs.open_run("run").provenance["notes"][0].startswith("Left out 1 of 13")
 
 
-def test_what_is_noticed_is_told_before_a_notebook_starts(qnnkit, pictures, tmp_path, monkeypatch):
-    """One of the workspace comes first; what stops one is the command's sentence."""
+def test_notes_are_printed_before_a_notebook_starts(qnnkit, pictures, tmp_path, monkeypatch):
+    """A notebook of the workspace takes priority; the command prints the error that stops one."""
     (pictures / "a" / "text.png").write_text("no image")
     (tmp_path / "notebooks").mkdir()
     shutil.copy(chain.find_notebook("00_setup"), tmp_path / "notebooks")
@@ -255,7 +255,7 @@ def test_what_is_noticed_is_told_before_a_notebook_starts(qnnkit, pictures, tmp_
 
 
 def test_recipes_are_listed_described_and_copied(qnnkit, home):
-    """The list itself is tested in tests/recipes."""
+    """tests/recipes tests the list itself."""
     status, out, _ = qnnkit("recipes", "digits_quanv")
     lines = out.splitlines()
     assert status == 0 and lines[0] == "epochs=12" and "Side of a patch" in out
@@ -265,7 +265,7 @@ def test_recipes_are_listed_described_and_copied(qnnkit, home):
     refused(qnnkit("new", "mine.py"), "`FILE` must be a new file")
 
 
-def test_the_machine_is_told_as_json(qnnkit):
-    found = json.loads(qnnkit("doctor", "--json")[1])
-    assert found.keys() >= {"machine", "accelerators", "simulators"}
-    assert found["machine"]["python"] == platform.python_version()
+def test_the_machine_is_reported_as_json(qnnkit):
+    facts = json.loads(qnnkit("doctor", "--json")[1])
+    assert facts.keys() >= {"machine", "accelerators", "simulators"}
+    assert facts["machine"]["python"] == platform.python_version()

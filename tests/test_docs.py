@@ -1,4 +1,4 @@
-"""README and documentation: links, commands and programs are right, and the site builds without a warning."""
+"""README and documentation: links, commands and programs work, and the site builds without a warning."""
 
 import importlib.util
 import itertools
@@ -37,14 +37,14 @@ CANNOT = {
     r".*meta-llama/": "the Hugging Face Hub and a model of 13 GB",
     r"qnnkit run --recipe resnet_circuit": "downloads MNIST",
 }
-"""Commands of shell blocks that no test runs, each with its reason."""
+"""Commands of shell blocks that no test runs -> the reason."""
 QUICK = {"epochs": 1, "n_seeds": 1, "threads": 1}
-QUICK |= {"plateau_qubits": 2, "plateau_starts": 8, "hardware_images": 0}  # of notebooks
-"""What a run is begun with here, where its command says nothing else: minutes become seconds."""
+QUICK |= {"plateau_qubits": 2, "plateau_starts": 8, "hardware_images": 0}  # for notebooks
+"""Settings of runs, unless the command sets them: minutes become seconds."""
 COMMANDS = typer.main.get_command(cli.app).commands
 RECIPE = "class Settings(qnnkit.Settings)"
 ELSEWHERE = (RECIPE, "class Standardised", "Mine, epochs", "runs/wave/model", "load_dataset")
-"""Marks of Python blocks that are recipes, or that test_your_own.py or test_tensors.py runs."""
+"""Marks of Python blocks that are recipes, or that test_your_own.py or test_tensors.py runs instead."""
 COLAB = "'!cd' /content/qnnkit '&&' "
 
 
@@ -57,7 +57,7 @@ def prose(page: Path) -> str:
 
 
 def shell_lines(page: Path) -> list[str]:
-    """The commands of a page's shell blocks, without their comments."""
+    """The commands of a page's shell blocks, without comments."""
     lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.join(words) for line in lines if (words := shlex.split(line, comments=True))]
 
@@ -84,14 +84,14 @@ def pages(wanted) -> list:
 # --- texts and links ---------------------------------------------------------------------------------------
 
 
-def test_the_readme_is_one_screen() -> None:
+def test_the_readme_fits_on_one_screen() -> None:
     assert len((ROOT / "README.md").read_text()) <= 9000
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
 def test_every_relative_link_and_picture_is_there(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if not target.startswith(("https://", "http://", "api/")):  # the site's build writes api/
+        if not target.startswith(("https://", "http://", "api/")):  # the build of the site writes api/
             assert (page.parent / target).exists(), target
 
 
@@ -129,17 +129,17 @@ def test_every_page_is_in_the_site_and_every_guide_in_the_readme() -> None:
 def test_tables_of_results_are_those_of_their_files(
     file: str, table: Callable[[pd.DataFrame], str], page: str
 ) -> None:
-    kept = pd.read_csv(ROOT / "docs" / "results" / f"{file}.csv")
-    assert table(kept) in (ROOT / page).read_text()
+    frame = pd.read_csv(ROOT / "docs" / "results" / f"{file}.csv")
+    assert table(frame) in (ROOT / page).read_text()
 
 
-def test_the_readme_shows_what_its_run_came_to() -> None:
-    result = json.loads((ROOT / "docs" / "results" / "digits.json").read_text())  # of `make run`
+def test_the_readme_shows_the_results_of_its_run() -> None:
+    result = json.loads((ROOT / "docs" / "results" / "digits.json").read_text())  # from `make run`
     page = (ROOT / "README.md").read_text()
     assert report.table(result["nets"]).to_string() in page and result["verdict"] in page
 
 
-def test_the_map_of_the_house_is_that_of_the_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_of_the_modules_matches_the_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     house = importlib.import_module("house")
     assert house.PAGE.read_text() == house.page(), "Write it again: python docs/house.py"
@@ -149,11 +149,11 @@ def test_the_map_of_the_house_is_that_of_the_imports(monkeypatch: pytest.MonkeyP
 
 
 def exists(words: list[str]) -> bool:
-    """Whether a command's target, module, subcommand and options are there."""
+    """Whether a command's target, module, subcommand and options exist."""
     if words[0] == "make":
         return bool(re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE))
     if words[:2] == ["python", "-m"]:
-        # looking for pip changes what this process imports as distutils
+        # a search for pip changes what this process imports as distutils
         return words[2] == "pip" or importlib.util.find_spec(words[2]) is not None
     if words[0] == "python":
         return words[1] == "-c" or (ROOT / words[1]).exists()
@@ -177,7 +177,7 @@ def test_every_command_exists(page: Path) -> None:
 
 @pytest.fixture
 def home(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace, which is the current folder, with small data under the names that the pages use."""
+    """A workspace that is the current folder and has small data under the names of the pages."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -215,14 +215,14 @@ def write_words(home: Path) -> None:
 
 
 def write_recipe(page: Path, home: Path) -> None:
-    """The recipe that a page has, under the name that its commands use."""
+    """Writes the recipe of a page under the name that its commands use."""
     for block in blocks(page, "python"):
         if RECIPE in block:
             (home / ("moons.py" if page.stem == "README" else "mine.py")).write_text(block)
 
 
 def quick(command: str, begun: set[str]) -> list[str]:
-    """A command's words for this interpreter; a run that begins is small, and measurements are rough."""
+    """A command's words for this interpreter, with small runs and quick measurements."""
     words = shlex.split(command.removeprefix(COLAB))
     modules = {"qnnkit": "qnnkit", "papermill": "papermill", "torchrun": "torch.distributed.run"}
     program, more = words[0], []
@@ -234,7 +234,7 @@ def quick(command: str, begun: set[str]) -> list[str]:
     elif "--run-dir" in words and (folder := words[words.index("--run-dir") + 1]) not in begun:
         begun.add(folder)
         said = {word.lstrip("-").partition("=")[0] for word in words}
-        names = list(QUICK)[: 3 if program == "torchrun" else None]  # which runs no notebooks
+        names = list(QUICK)[: 3 if program == "torchrun" else None]  # runs no notebooks
         more = [word for name in names if name not in said for word in ("--set", f"{name}={QUICK[name]}")]
     return [*words, *more]
 

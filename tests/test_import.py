@@ -1,4 +1,4 @@
-"""Importing qnnkit costs next to nothing and changes nothing; its parts import downwards only."""
+"""Importing qnnkit takes almost no time and changes nothing; its parts import only lower parts."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LATE = {
 
 
 def python(code):
-    """What `code` prints as JSON in a fresh interpreter."""
+    """The JSON that `code` prints in a fresh interpreter."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -27,7 +27,7 @@ def python(code):
     return json.loads(done.stdout)
 
 
-# --- the cost and the traces of an import ------------------------------------------------------------------
+# --- cost and side effects of an import --------------------------------------------------------------------
 
 IMPORT = """
     import json, logging, os, random, sys, time, warnings
@@ -56,39 +56,39 @@ IMPORT = """
     before, modules, start = state(), set(sys.modules), time.process_time()  # whatever else is at work
     import qnnkit
     qnnkit.QuantumLayer
-    found = {"seconds": time.process_time() - start, "changed": changed()}
-    found |= {"modules": [*set(sys.modules) - modules]}
+    facts = {"seconds": time.process_time() - start, "changed": changed()}
+    facts |= {"modules": [*set(sys.modules) - modules]}
     import qnnkit.tasks, qnnkit.data.text
     missing = [name for name in qnnkit.__all__ if not hasattr(qnnkit, name) or name not in dir(qnnkit)]
-    found |= {"missing": missing, "changed by others": changed()}
-    print(json.dumps(found | {"of tasks": [*set(sys.modules) - modules]}))
+    facts |= {"missing": missing, "changed by others": changed()}
+    print(json.dumps(facts | {"of tasks": [*set(sys.modules) - modules]}))
 """
 
 
-def test_the_import_is_quick_changes_nothing_and_loads_nothing_heavy():
-    found = python(IMPORT)
-    assert found["seconds"] < SECONDS
-    assert found["changed"] == found["missing"] == found["changed by others"] == []
-    assert not LATE & {name.split(".")[0] for name in found["modules"]}
-    assert not {"transformers", "peft", "tokenizers"} & set(found["of tasks"])
+def test_the_import_is_fast_changes_nothing_and_loads_no_heavy_package():
+    facts = python(IMPORT)
+    assert facts["seconds"] < SECONDS
+    assert facts["changed"] == facts["missing"] == facts["changed by others"] == []
+    assert not LATE & {name.split(".")[0] for name in facts["modules"]}
+    assert not {"transformers", "peft", "tokenizers"} & set(facts["of tasks"])
 
 
 def test_qnnkit_alone_loads_neither_torch_nor_pennylane():
-    found = python("import json, sys, qnnkit, qnnkit.cli; print(json.dumps(sorted(sys.modules)))")
-    assert {"torch", "pennylane", *LATE} & set(found) == set()
+    loaded = python("import json, sys, qnnkit, qnnkit.cli; print(json.dumps(sorted(sys.modules)))")
+    assert {"torch", "pennylane", *LATE} & set(loaded) == set()
 
 
-# --- the map -----------------------------------------------------------------------------------------------
+# --- the layers --------------------------------------------------------------------------------------------
 
 
-def test_parts_import_as_the_contracts_of_pyproject_say():
-    """Downwards only, no circles inside a part, matplotlib in plots alone."""
+def test_parts_import_only_what_the_contracts_of_pyproject_allow():
+    """Only lower parts, no cycles inside a part, and matplotlib only in plots."""
     command = [Path(sys.executable).parent / "lint-imports", "--no-cache", "--no-logo"]
     done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
     assert done.returncode == 0 and "0 broken" in done.stdout, done.stdout
 
 
-def test_no_file_is_too_long_and_a_name_stands_for_one_module():
+def test_no_file_is_too_long_and_module_names_are_unique():
     paths = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
     assert [path for path in PACKAGE.rglob("*.py") if len(path.read_text().splitlines()) > LINES] == []
     assert sorted({path.stem for path in paths}) == sorted(path.stem for path in paths)

@@ -1,4 +1,4 @@
-"""Trained nets with shots and noise, against closed forms; what cannot be asked gets one sentence."""
+"""Trained nets with shots and noise against closed forms; impossible requests raise one sentence."""
 
 import copy
 import math
@@ -25,7 +25,7 @@ SEEN = [torch.empty(0)]
 
 
 class Seen(nn.Module):
-    """Keeps what a layer gives, in copies too, and makes logits of it."""
+    """Records the outputs of a layer, also in copies, and makes logits of them."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()
@@ -38,13 +38,13 @@ class Seen(nn.Module):
 
 
 def net_of(circuit, n_wires=1, *, start=0.0, change=lambda qnode: qnode) -> Seen:
-    """A net of one circuit with one weight; its QNode is changed."""
+    """A net of one circuit with one weight, on this function."""
     qnode = qp.QNode(circuit, circuits.make_device("default.qubit", range(n_wires)))
     return Seen(QuantumLayer(change(qnode), {"weights": (1,)}, {"weights": torch.full((1,), start)}))
 
 
 def rotations(measured=lambda: [qp.expval(qp.Z(0))], **options) -> Seen:
-    """One wire: RY of the input, measured in some way."""
+    """One wire: RY of the input, and a measurement."""
 
     def circuit(inputs, weights):
         qp.RY(inputs[..., 0] + weights[0], wires=0)
@@ -54,7 +54,7 @@ def rotations(measured=lambda: [qp.expval(qp.Z(0))], **options) -> Seen:
 
 
 def values_of(model: nn.Module, inputs=ANGLES, labels=None, **conditions) -> torch.Tensor:
-    """What the circuit gives under one condition, of shape (batch, n_outputs)."""
+    """The outputs of the circuit under one condition, of shape (batch, n_outputs)."""
     labels = torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
     noise.robustness(model, inputs, labels, **NOISE | conditions)
     return SEEN[0]
@@ -63,19 +63,19 @@ def values_of(model: nn.Module, inputs=ANGLES, labels=None, **conditions) -> tor
 # --- closed forms -------------------------------------------------------------------------------------------
 
 
-def test_shots_spread_as_a_binomial_does():
+def test_shots_have_the_spread_of_a_binomial():
     shots, repeats = 50, 2_000
-    found = values_of(rotations(), torch.full((repeats, 1), 1.0), shots=(shots,))
+    values = values_of(rotations(), torch.full((repeats, 1), 1.0), shots=(shots,))
     variance = (1 - math.cos(1.0) ** 2) / shots
     spread_of_mean, spread_of_variance = math.sqrt(variance / repeats), variance * math.sqrt(2 / repeats)
-    assert abs(found.mean() - math.cos(1.0)) < 4 * spread_of_mean
-    assert abs(found.var() - variance) < 4 * spread_of_variance
-    assert torch.allclose(found * shots / 2, (found * shots / 2).round(), atol=1e-4), "no counts of shots"
+    assert abs(values.mean() - math.cos(1.0)) < 4 * spread_of_mean
+    assert abs(values.var() - variance) < 4 * spread_of_variance
+    assert torch.allclose(values * shots / 2, (values * shots / 2).round(), atol=1e-4), "no counts of shots"
 
 
 @pytest.mark.parametrize("p", [0.01, 0.3])
-def test_depolarizing_shrinks_once_per_gate_on_both_its_wires_and_a_readout_flip_in_every_basis(p):
-    """A template is taken apart."""
+def test_depolarizing_acts_once_per_gate_and_wire_and_readout_in_every_basis(p):
+    """A template is decomposed."""
 
     def circuit(inputs, weights):
         qp.AngleEmbedding(inputs, wires=(0, 1), rotation="Y")
@@ -88,14 +88,14 @@ def test_depolarizing_shrinks_once_per_gate_on_both_its_wires_and_a_readout_flip
         ("depolarizing", 1 - 4 * p / 3, [2, 3, 2, 3]),
         ("readout", 1 - 2 * p, [1, 1, 1, 2]),
     ):
-        found, shrunk = values_of(model, inputs, **{condition: (p,)}), factor ** torch.tensor(powers)
-        torch.testing.assert_close(found[0], shrunk * exact, atol=EXACT, rtol=0)
+        noisy, shrunk = values_of(model, inputs, **{condition: (p,)}), factor ** torch.tensor(powers)
+        torch.testing.assert_close(noisy[0], shrunk * exact, atol=EXACT, rtol=0)
 
 
 # --- nets ---------------------------------------------------------------------------------------------------
 
 
-def test_the_limits_are_the_exact_net_and_a_seed_repeats_itself(monkeypatch):
+def test_no_noise_gives_the_exact_net_and_a_seed_repeats_itself(monkeypatch):
     model = models.QuanvNet(1, (6, 6), 3, n_layers=1, hidden=4, trainable=False, filters=2)
     images = torch.from_numpy(toys.noise(12, 1, 6, 6))
     labels = model(images).argmax(-1)
@@ -108,17 +108,17 @@ def test_the_limits_are_the_exact_net_and_a_seed_repeats_itself(monkeypatch):
     assert [exact[name] for name in ("condition", "strength", "change", "images")] == ["exact", None, 0.0, 12]
     assert exact["accuracy"] == none["accuracy"] == flips["accuracy"] == 1
     assert none["change"] < EXACT and flips["change"] < EXACT and 0 < shots["change"] < 0.02
-    assert loud["change"] > 0.1, "a wire that is read at random says nothing"
+    assert loud["change"] > 0.1, "random readout carries no information"
     assert all(0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1 for row in (exact, shots, loud))
     one, other, again = (rows(shots=(50,), seed=seed)[1]["change"] for seed in (1, 2, 1))
     assert one == again != other
-    monkeypatch.setattr(noise, "MIXED_BYTES", 20 * noise.COPIES * 16 * 4**4)  # parts of a batch agree
+    monkeypatch.setattr(noise, "MIXED_BYTES", 20 * noise.COPIES * 16 * 4**4)  # parts of a batch give the same
     assert rows(readout=(0.5,))[1]["change"] == pytest.approx(loud["change"], abs=EXACT)
     assert model.training and not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-# --- what cannot be asked -----------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------
 
 
 def wide(n_qubits: int) -> nn.Module:
@@ -129,9 +129,9 @@ MIXED = qp.device("default.mixed", wires=1, seed=0)
 ELEVEN = torch.ones(2, 11)
 
 
-def put(model: Seen, backend: str = "auto", **given) -> Seen:
+def put(model: Seen, backend: str = "auto", **options) -> Seen:
     model.layer.wanted_backend = backend
-    noise.put(model, **given)
+    noise.put(model, **options)
     return model
 
 
@@ -162,13 +162,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("argument", "call"), REFUSED)
-def test_what_cannot_be_asked(argument, call):
-    """Also what has shots already, or runs elsewhere."""
+def test_impossible_requests_raise_an_error(argument, call):
+    """Also for a circuit that already has shots, or runs on another device."""
     with refused(argument):
         call()
 
 
-def test_shots_are_asked_of_wide_circuits_too():
+def test_shots_work_for_wide_circuits():
     exact, drawn = (values_of(wide(11), ELEVEN, shots=shots) for shots in ((), (10,)))
     assert not torch.equal(drawn, exact)
 
@@ -176,9 +176,9 @@ def test_shots_are_asked_of_wide_circuits_too():
 # --- a device -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore")  # of Qiskit's own plugins
-def test_a_fake_device_gives_every_measurement_in_its_place_shrunk_and_repeats_itself():
-    """Offline, with the noise that was published of a real device."""
+@pytest.mark.filterwarnings("ignore")  # from Qiskit's plugins
+def test_a_fake_device_gives_every_measurement_in_order_and_repeats_itself():
+    """Offline, with the published noise of a real device."""
     pytest.importorskip("qiskit_ibm_runtime", reason="wants the extra: pip install 'qnnkit[hardware]'")
 
     def circuit(inputs, weights):
@@ -189,17 +189,17 @@ def test_a_fake_device_gives_every_measurement_in_its_place_shrunk_and_repeats_i
 
     model, inputs = net_of(circuit, 2, start=0.3), torch.tensor([[0.0], [1.5], [math.pi]])
     exact = model.layer(inputs).detach().double()
-    found, again = (values_of(model, inputs, device="FakeManilaV2", device_shots=(4000,)) for _ in range(2))
-    assert torch.equal(found, again), "one seed, the same shots"
-    torch.testing.assert_close(found, exact, atol=0.2, rtol=0)
-    assert found[0, 0] < 1 and found[2, 0] > -1, "a state is mostly, not always, read as prepared"
+    first, again = (values_of(model, inputs, device="FakeManilaV2", device_shots=(4000,)) for _ in range(2))
+    assert torch.equal(first, again), "one seed, the same shots"
+    torch.testing.assert_close(first, exact, atol=0.2, rtol=0)
+    assert first[0, 0] < 1 and first[2, 0] > -1, "a state is mostly, not always, read as prepared"
     with refused("device"):
         values_of(rotations(), device="FakeManila3")
     with refused("model"):
         values_of(wide(6), torch.ones(2, 6), device="FakeManilaV2")
 
 
-def test_without_the_extra_a_device_is_refused(monkeypatch):
+def test_a_device_without_its_extra_raises_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "qiskit_ibm_runtime", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'qnnkit\[hardware\]'"):
         values_of(rotations(), device="FakeManilaV2")
@@ -208,8 +208,8 @@ def test_without_the_extra_a_device_is_refused(monkeypatch):
 # --- training with shots and noise --------------------------------------------------------------------------
 
 
-def test_training_noise_shrinks_values_and_slopes_alike():
-    """RY, then a depolarising channel and a bit flip: (1 - 4p/3)(1 - 2e) cos x, and its slope."""
+def test_training_noise_shrinks_values_and_gradients_alike():
+    """RY, then a depolarising channel and a bit flip: (1 - 4p/3)(1 - 2e) cos x, and its derivative."""
     model, inputs = rotations(), ANGLES.clone().requires_grad_()
     noise.put(model, noise=("depolarizing=0.03", "readout=0.1"))
     values = model.layer(inputs)
@@ -220,8 +220,8 @@ def test_training_noise_shrinks_values_and_slopes_alike():
     assert "default.mixed, all samples at once" in model.layer.explain()
 
 
-@own_generators()  # counting circuits measures them
-def test_a_training_under_shots_that_was_stopped_ends_as_one_that_was_not(pictures, tmp_path):
+@own_generators()  # counting the circuits runs them
+def test_a_stopped_training_with_shots_ends_like_an_uninterrupted_one(pictures, tmp_path):
     small = {"epochs": 2, "n_seeds": 1, "controls": [], "stride": 4, "image_size": 6, "shots": 20}
     small |= {"data_dir": str(pictures), "n_layers": 1, "hidden": 2, "batch_size": 4, "threads": 1}
     straight, stopped = (runs.open_run(tmp_path / name, "folder_quanv", **small) for name in "ab")

@@ -1,4 +1,4 @@
-"""qnnkit.settings: every setting of every recipe says what it means; a wrong one is refused in a sentence."""
+"""qnnkit.settings: every setting of every recipe has a description; a wrong one raises one sentence."""
 
 import contextlib
 import hashlib
@@ -15,8 +15,8 @@ from qnnkit.adapters.recipe import AdapterSettings
 from qnnkit.settings import CRITERIA, PLACEMENT, Recorded, Settings
 from tests.toys import refused
 
-LONGEST_DESCRIPTION = 130  # characters; it ends a sentence of refusal
-# Of these a setting takes the first that its rule allows and that it has not yet.
+LONGEST_DESCRIPTION = 130  # characters; error messages end with it
+# A setting takes the first of these that its rule allows and that differs from its value.
 VALUES = (
     2, 3, 0.25, 300, True, False, "sgd", "linear", "bfloat16", "float16", "affine", "none", "midi_v2",
     "random", "hardware_efficient", "iqp", "gaussian", "small", "linear",
@@ -29,39 +29,39 @@ def usual(recipe: str) -> Settings:
     return RECIPES[recipe].settings()
 
 
-def changed_in(own: Settings, name: str) -> Settings:
+def changed_in(settings: Settings, name: str) -> Settings:
     """The settings with another value of this name."""
     for value in VALUES:
         with contextlib.suppress(ValueError):
-            if (changed := own.override(**{name: value})).flat()[name] != own.flat()[name]:
+            if (changed := settings.override(**{name: value})).flat()[name] != settings.flat()[name]:
                 return changed
     raise AssertionError(f"no other value of {name} is tried")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_setting_is_described_and_changes_that_setting_alone(recipe):
-    own = usual(recipe)
-    before, kind = own.flat(), type(own)
+def test_every_setting_is_described_and_changes_only_itself(recipe):
+    first = usual(recipe)
+    before, kind = first.flat(), type(first)
     assert {*CRITERIA} < {*PLACEMENT} < {*before}
     for name in [name for name in kind.model_fields if (name, before[name]) not in ONLY]:
-        changed = changed_in(own, name)
-        told, after = kind.model_fields[name].description, changed.flat()
-        assert told.endswith(".") and "\n" not in told and 10 < len(told) <= LONGEST_DESCRIPTION, name
+        changed = changed_in(first, name)
+        text, after = kind.model_fields[name].description, changed.flat()
+        assert text.endswith(".") and "\n" not in text and 10 < len(text) <= LONGEST_DESCRIPTION, name
         assert {key for key in before if before[key] != after[key]} == {name}
-        assert own.flat() == before  # the original is left as it was
+        assert first.flat() == before  # the original is unchanged
         placement = name in PLACEMENT
-        assert own.difference(changed) == ({} if placement else {name: (before[name], after[name])})
-        assert (own.digest() == changed.digest()) == placement
-        assert (name in own.chosen(), name in changed.chosen()) == (False, not placement)
+        assert first.difference(changed) == ({} if placement else {name: (before[name], after[name])})
+        assert (first.digest() == changed.digest()) == placement
+        assert (name in first.chosen(), name in changed.chosen()) == (False, not placement)
         flat = json.loads(json.dumps(after))
         assert flat == after and flat.pop("recipe") == recipe
         assert kind.of(flat) == changed and recipes.settings(recipe, **flat) == changed
 
 
-def test_a_setting_that_a_version_adds_changes_no_digest():
-    """Only what differs from the recipe's own is hashed."""
-    told = {"recipe": RECIPES["digits_quanv"].digest, "epochs": 3}
-    expected = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def test_a_new_setting_changes_no_digest():
+    """Only values that differ from the recipe's defaults are hashed."""
+    values = {"recipe": RECIPES["digits_quanv"].digest, "epochs": 3}
+    expected = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     assert recipes.settings("digits_quanv", epochs=3, device="cpu").digest() == expected
 
 
@@ -80,75 +80,75 @@ BAD = [
 
 @pytest.mark.parametrize("recipe", ["letters", "digits_quanv", "resnet_circuit_frozen"])
 def test_a_bad_value_gets_one_sentence(recipe):
-    """By the rule of the kit, though a recipe declares the setting anew."""
-    for name, value, told in BAD:
+    """By the rule of the kit, even if a recipe declares the setting again."""
+    for name, value, message in BAD:
         with refused(name) as caught:
             usual(recipe).override(**{name: value})
-        assert f"Argument `{name}` must {told}" in str(caught.value) and "\n" not in str(caught.value)
-        assert type(caught.value) is ValueError  # not pydantic's own, which prints four lines
+        assert f"Argument `{name}` must {message}" in str(caught.value) and "\n" not in str(caught.value)
+        assert type(caught.value) is ValueError  # not pydantic's message, which has four lines
     with refused("learning_rate"):
         usual(recipe).override(net_settings=["hybrid.learning_rate=-1"])
     with refused("setting") as caught:
         usual(recipe).override(epocs=2)
-    told = "but is 'epocs'. Did you mean 'epochs'? All of them: qnnkit recipes NAME"
-    assert f"be a known name, {told}" in str(caught.value)
+    message = "but is 'epocs'. Did you mean 'epochs'? All of them: qnnkit recipes NAME"
+    assert f"be a known name, {message}" in str(caught.value)
 
 
-def test_a_number_may_be_left_to_be_measured():
-    own = Settings()
-    auto = own.override(batch_size="auto", threads="auto")
+def test_a_number_may_be_auto():
+    first = Settings()
+    auto = first.override(batch_size="auto", threads="auto")
     assert (auto.flat()["batch_size"], auto.threads) == ("auto", "auto")
-    assert auto.digest() == own.override(batch_size="auto", threads=3).digest() != own.digest()
-    assert own.threads == "auto" and Settings(threads=None).threads is None
-    assert recipes.settings("digits_quanv", threads="auto").threads == "auto", "it says 1 itself"
+    assert auto.digest() == first.override(batch_size="auto", threads=3).digest() != first.digest()
+    assert first.threads == "auto" and Settings(threads=None).threads is None
+    assert recipes.settings("digits_quanv", threads="auto").threads == "auto", "the recipe itself says 1"
 
 
 class Mine(qnnkit.Settings):
     weights: Path | None = None
-    """Where they lie."""
+    """Their file."""
     shape: tuple[int, ...] = (3, 4)
     words: frozenset[str] = frozenset("abcdefgh")
     name: str | None = None
 
 
-def test_paths_are_known_and_moved_alone():
-    assert Mine().places() == ["weights"], "a Path is one, too"
+def test_only_paths_are_moved_with_the_workspace():
+    assert Mine().places() == ["weights"], "a Path counts too"
     for recipe in RECIPES:
-        own = usual(recipe)
-        places = own.places()
-        assert set(places) == {"data_dir", "pretrained", "tokenizer"} & set(type(own).model_fields)
-        moved = own.override(**dict.fromkeys(places, "here")).with_paths(lambda path: f"{path}/there")
-        assert own.difference(moved) == {name: (getattr(own, name), "here/there") for name in places}
-        assert own.with_paths(workspace.portable) == own, "None stays None"
+        first = usual(recipe)
+        places = first.places()
+        assert set(places) == {"data_dir", "pretrained", "tokenizer"} & set(type(first).model_fields)
+        moved = first.override(**dict.fromkeys(places, "here")).with_paths(lambda path: f"{path}/there")
+        assert first.difference(moved) == {name: (getattr(first, name), "here/there") for name in places}
+        assert first.with_paths(workspace.portable) == first, "None stays None"
 
 
-def test_settings_of_a_users_own_and_those_of_a_folder_without_its_recipe():
-    own = Mine.of({"shape": [5], "weights": "a/b", "epochs": 2, "name": 123})
-    assert own.flat()["shape"] == [5] and own.with_paths(str.upper).weights == Path("A/B")
-    assert own.flat()["words"] == [*"abcdefgh"], "in one order, in every process"
-    assert own.name == "123", "a text, whatever it looks like"
+def test_settings_of_a_user_and_of_a_folder_without_its_recipe():
+    mine = Mine.of({"shape": [5], "weights": "a/b", "epochs": 2, "name": 123})
+    assert mine.flat()["shape"] == [5] and mine.with_paths(str.upper).weights == Path("A/B")
+    assert mine.flat()["words"] == [*"abcdefgh"], "the order is the same in every process"
+    assert mine.name == "123", "a text stays a text"
     with pytest.warns(UserWarning, match="shadows"), refused("setting"):
         create_model("Odd", __base__=Settings, title=(str, "mine"))
-    kept = Recorded(epochs=2, shape=[3, 4])  # pyright: ignore[reportCallIssue]
-    assert kept.flat()["shape"] == kept.override(epochs=3).flat()["shape"] == [3, 4]
-    assert kept.difference(kept.override(epochs=3)) == {"epochs": (2, 3)}
+    stored = Recorded(epochs=2, shape=[3, 4])  # pyright: ignore[reportCallIssue]
+    assert stored.flat()["shape"] == stored.override(epochs=3).flat()["shape"] == [3, 4]
+    assert stored.difference(stored.override(epochs=3)) == {"epochs": (2, 3)}
     with refused("recipe"):
-        recipes.of(own)
+        recipes.of(mine)
 
 
-def test_a_list_may_be_given_as_its_words():
-    """From a YAML file or a cell as from --set."""
+def test_a_list_may_be_given_as_text():
+    """From a YAML file or a cell as well as from --set."""
     texts = {"classical": ("classical",), "classical, no_quantum": ("classical", "no_quantum"), "()": ()}
     for text, names in (texts | {"all": "all"}).items():
         assert Settings.of({"controls": text}).controls == names
-    assert Mine.of({"name": "a, b"}).name == "a, b", "a text stays one"
-    own = {"5, 6": (5, 6), "['5']": (5,), 5: (5,), "()": ()}
-    assert [Mine.of({"shape": given}).shape for given in own] == [*own.values()]
+    assert Mine.of({"name": "a, b"}).name == "a, b", "a text stays a text"
+    cases = {"5, 6": (5, 6), "['5']": (5,), 5: (5,), "()": ()}
+    assert [Mine.of({"shape": given}).shape for given in cases] == [*cases.values()]
     assert recipes.settings("music_llama", composers="bach, mozart").composers == ("bach", "mozart")
 
 
-def test_kinds_and_families_share_names_only_where_they_mean_the_same():
-    """Recipes mix them, so a name stands for one thing."""
+def test_kinds_and_families_share_only_names_of_equal_meaning():
+    """Recipes combine them, so a name must have one meaning."""
     families = [models.QuanvSettings, models.ResNetSettings, models.ClipSettings, AdapterSettings]
     for kind in (data.Images, data.Captions, data.Text, data.Music):
         for family in (*families, Settings):

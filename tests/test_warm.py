@@ -1,4 +1,4 @@
-"""qnnkit.warm: forked processes begin with what is imported, and with nothing else of one another."""
+"""qnnkit.warm: forked processes share imported modules and no other state."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ except runs.NotebookError as error:
 
 @pytest.fixture(scope="module", params=["warm", pytest.param("cold", marks=pytest.mark.slow)])
 def chain(request, tmp_path_factory):
-    """Three notebooks one after the other, forked or each by itself: (folder, what was told, way)."""
+    """Three notebooks one after another, forked or each separately: (folder, output, way)."""
     folder = tmp_path_factory.mktemp(request.param)
     books = {"spoils": SPOILS + ENDS, "looks": LOOKS, "dies": DIES}
     for name, code in books.items():
@@ -76,10 +76,10 @@ def outputs(path):
     return [output for cell in nbformat.read(path, 4).cells for output in cell.get("outputs", [])]
 
 
-def test_nothing_of_one_notebook_reaches_the_next(chain):
+def test_no_state_of_a_notebook_reaches_the_next(chain):
     folder, _, way = chain
-    (told,) = outputs(folder / "out" / "looks.ipynb")
-    assert told.text == f"{way == 'warm'} False False torch.float32 .\n"  # the workspace
+    (output,) = outputs(folder / "out" / "looks.ipynb")
+    assert output.text == f"{way == 'warm'} False False torch.float32 .\n"  # the workspace
 
 
 def test_pyplot_draws_into_the_notebook(chain):
@@ -87,11 +87,11 @@ def test_pyplot_draws_into_the_notebook(chain):
     assert "image/png" in kinds
 
 
-def test_a_kernel_closes_nothing_that_its_control_thread_still_needs(chain):
+def test_a_kernel_closes_nothing_that_its_control_thread_needs(chain):
     assert (chain[0] / "ended").read_text() == "False"
 
 
-def test_a_kernel_that_dies_is_told(chain):
+def test_a_kernel_that_dies_is_reported(chain):
     assert "dies.ipynb stopped: its kernel died" in chain[1] and "gradient_checkpointing" in chain[1]
     assert {path.name for path in (chain[0] / "out").glob("dies.*")} == {"dies.failed.ipynb"}
 
@@ -115,7 +115,7 @@ INTERRUPTED = """
 """
 
 
-def test_a_kernel_that_is_interrupted_before_it_is_ready_is_ended(chain, tmp_path):
+def test_a_kernel_that_is_interrupted_before_it_is_ready_ends(chain, tmp_path):
     done = forked.python(INTERRUPTED, chain[0] / "looks.ipynb", tmp_path / "copy.ipynb")
     assert done.stdout == "[True]\n", done.stderr
 
@@ -124,7 +124,7 @@ IMPORTS = "import os, signal, subprocess, sys, time\nfrom pathlib import Path\nf
 
 
 def python(code, folder, module="threadpoolctl"):
-    """A process that has begun the fork server, which imports one module, and then does `code`."""
+    """A process that has started the fork server, which imports one module, and then runs `code`."""
     begin = "preload = warm.forkserver.set_forkserver_preload\n"
     begin += f"warm.forkserver.set_forkserver_preload = lambda names: preload([{module!r}])\nwarm.begin()\n"
     words = [sys.executable, "-c", IMPORTS + begin + textwrap.dedent(code)]
@@ -152,8 +152,8 @@ for status, seconds in (("3", "0"), ("raises", "0"), ("5", "60")):
 """
 
 
-def test_a_forked_process_is_as_one_of_its_own(tmp_path):
-    """Arguments, folder, environment, log, threads, exit status, what is done at exit, its end."""
+def test_a_forked_process_behaves_like_a_new_one(tmp_path):
+    """Arguments, folder, environment, log, threads, exit status, exit handlers and termination."""
     (tmp_path / "says.py").write_text(SAYS)
     done = python(STARTS, tmp_path, "numpy")
     assert done.stdout == "True 3\nTrue 1\nTrue -15\n", done.stderr
@@ -161,8 +161,8 @@ def test_a_forked_process_is_as_one_of_its_own(tmp_path):
     assert "ValueError" in (tmp_path / "raises.log").read_text()
 
 
-def test_what_a_process_has_done_reaches_none_that_it_starts(tmp_path):
-    """Nor does one that is forked, which starts another by the same server, import anything again."""
+def test_state_of_a_process_reaches_none_that_it_starts(tmp_path):
+    """A forked process that forks another by the same server imports nothing again."""
     (tmp_path / "heavy.py").write_text("state = 0\n")
     starts = "warm.start([sys.executable, '-m', {!r}], os.environ, Path('log')).wait(60)\n"
     (tmp_path / "starts.py").write_text(IMPORTS + "if __name__ == '__main__': " + starts.format("says"))
@@ -184,7 +184,7 @@ KILLED = """
 
 
 @pytest.mark.parametrize("how", ["ends", "kill"])
-def test_all_that_is_forked_ends_with_who_began_it(tmp_path, how):
+def test_forked_processes_end_with_their_parent(tmp_path, how):
     (tmp_path / "waits.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
     done = python(KILLED.format(how), tmp_path)
     assert done.returncode == (-signal.SIGKILL if how == "kill" else 0), (tmp_path / "log").read_text()
@@ -194,8 +194,8 @@ def test_all_that_is_forked_ends_with_who_began_it(tmp_path, how):
     assert len(left) == 2 and not any(map(psutil.pid_exists, left))
 
 
-def test_what_is_forked_hears_ctrl_c_where_its_server_does_not(tmp_path, monkeypatch):
-    """As where a shell began the command in the background, and had Ctrl-C ignored."""
+def test_a_forked_process_gets_ctrl_c_even_if_its_server_ignores_it(tmp_path, monkeypatch):
+    """As if a shell started the command in the background, where Ctrl-C is ignored."""
     code = "import os, signal\nos._exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"
     (tmp_path / "hears.py").write_text(code)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""qnnkit.workspace: files are written whole or not at all, on disks that are really full or really closed."""
+"""qnnkit.workspace: files are written completely or not at all, on disks that are really full or closed."""
 
 import errno
 import json
@@ -15,17 +15,17 @@ from tests import forked
 from tests.same import raises
 from tests.toys import disk_order, refused, room_for
 
-ROOM = 65_536  # bytes that a "full disk" still takes
+ROOM = 65_536  # bytes that still fit on a "full disk"
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# --- whole files -------------------------------------------------------------------------------------------
+# --- complete files ----------------------------------------------------------------------------------------
 
 
-def test_what_replaces_a_file_has_reached_the_disk(tmp_path, monkeypatch):
+def test_a_new_file_is_on_disk_before_it_replaces_the_old_one(tmp_path, monkeypatch):
     done = disk_order(monkeypatch)
     (tmp_path / "a.json").write_bytes(b"first, longer")
     workspace.write_bytes(tmp_path / "a.json", b"whole")
@@ -33,13 +33,13 @@ def test_what_replaces_a_file_has_reached_the_disk(tmp_path, monkeypatch):
     assert done == [("flush", (tmp_path / "a.json").stat().st_ino), ("replace", "a.json")]
 
 
-def test_a_full_disk_or_a_wrong_value_leaves_the_old_file_whole(tmp_path):
+def test_a_full_disk_or_a_wrong_value_keeps_the_old_file(tmp_path):
     path = tmp_path / "result.json"
     workspace.write_json(path, {"accuracy": 0.5})
     with room_for(ROOM), pytest.raises(OSError, match="Free some space") as caught:
         workspace.write_bytes(path, bytes(2 * ROOM))
     assert caught.value.errno == errno.EFBIG and str(path) in caught.value.strerror
-    with pytest.raises(ValueError, match="JSON"):  # as others could not read it
+    with pytest.raises(ValueError, match="JSON"):  # other programs could not read it
         workspace.write_json(path, {"accuracy": float("nan")})
     assert workspace.read_json(path) == {"accuracy": 0.5} and names(tmp_path) == ["result.json"]
 
@@ -47,7 +47,7 @@ def test_a_full_disk_or_a_wrong_value_leaves_the_old_file_whole(tmp_path):
 WRITES = {
     "old.json": lambda path: workspace.write_bytes(path, b"new"),
     "metrics.jsonl": lambda path: workspace.append_line(path, {"epoch": 1}),
-    **dict.fromkeys(("", "new/er", "private/home/run"), workspace.make_folder),  # the last is not even seen
+    **dict.fromkeys(("", "new/er", "private/home/run"), workspace.make_folder),  # the last is invisible
 }
 
 
@@ -73,8 +73,8 @@ SAVES = """
 
 
 @pytest.mark.parametrize("moment", [0, 1, 2])
-def test_what_a_kill_leaves_beside_a_folder_goes_with_the_next_call(tmp_path, moment):
-    """Killed amid the writing, before the old folder moves away, and before the new one takes its place."""
+def test_the_next_call_removes_what_a_kill_left_next_to_a_folder(tmp_path, moment):
+    """Killed while writing, before the old folder moves away, and before the new one takes its place."""
     folder = tmp_path / "my.model"
     with workspace.whole_folder(folder) as draft:
         (draft / "weights").write_text("old")
@@ -90,7 +90,7 @@ def test_what_a_kill_leaves_beside_a_folder_goes_with_the_next_call(tmp_path, mo
 
 
 def test_a_folder_is_written_by_one_call_at_a_time(tmp_path):
-    """Each finds what the other has made; what only looks alike stays."""
+    """Each call sees what the other has made; files with similar names are kept."""
     made, alike = [], tmp_path / ".model.b.part"
     alike.mkdir()
 
@@ -111,7 +111,7 @@ LONG = {"note": "x" * 200_000}
 
 @pytest.mark.parametrize("first", [[], [{"epoch": 1}]])
 @pytest.mark.parametrize("room", [0, 7, len(json.dumps(LONG))])
-def test_what_a_kill_or_a_full_disk_leaves_of_a_line_is_not_read_and_then_replaced(tmp_path, room, first):
+def test_a_partial_line_after_a_kill_or_full_disk_is_ignored_and_replaced(tmp_path, room, first):
     path = tmp_path / "metrics.jsonl"
     path.touch()
     for row in first:
@@ -126,21 +126,21 @@ def test_what_a_kill_or_a_full_disk_leaves_of_a_line_is_not_read_and_then_replac
 # --- places ------------------------------------------------------------------------------------------------
 
 
-def test_home_is_what_is_named_or_the_folder_around_notebooks(tmp_path, monkeypatch):
+def test_home_is_the_named_folder_or_the_one_around_notebooks(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for named, path in ((f"{tmp_path}/not there", "not there"), ("~/drive", "drive"), (__file__, __file__)):
         monkeypatch.setenv("QNNKIT_HOME", named)
         assert workspace.home() == tmp_path / path and workspace.place("runs") == tmp_path / path / "runs"
-        assert workspace.place(tmp_path / "run") == tmp_path / "run", "an absolute place stays"
+        assert workspace.place(tmp_path / "run") == tmp_path / "run", "an absolute path stays"
     monkeypatch.setenv("QNNKIT_HOME", "")
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
-    assert workspace.home() == tmp_path / "notebooks"  # a folder of that name may be anyone's
+    assert workspace.home() == tmp_path / "notebooks"  # a folder of that name may be unrelated
     (tmp_path / "notebooks" / "03_train.ipynb").touch()
     assert workspace.home() == tmp_path
 
 
-def test_a_person_without_a_home_has_a_workspace_all_the_same(tmp_path, monkeypatch):
+def test_a_user_without_a_home_still_has_a_workspace(tmp_path, monkeypatch):
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", raises(KeyError))  # as in a container
@@ -148,7 +148,7 @@ def test_a_person_without_a_home_has_a_workspace_all_the_same(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("there", ["NFC", "NFD"])
-def test_accents_are_found_as_a_mac_or_linux_writes_them(tmp_path, there):
+def test_accents_are_matched_in_the_forms_of_mac_and_linux(tmp_path, there):
     (tmp_path / unicodedata.normalize(there, "Zähler")).mkdir()
     for form in ("NFC", "NFD"):
         assert workspace.place(tmp_path / unicodedata.normalize(form, "Zähler")).is_dir()
@@ -159,31 +159,31 @@ def test_accents_are_found_as_a_mac_or_linux_writes_them(tmp_path, there):
 
 @pytest.mark.parametrize("asked", ["runs/x", "runs/../runs/x", "{}/drive/a/../runs/x", "{}/My Drive/runs/x"])
 @pytest.mark.parametrize("home", ["drive", "My Drive"], ids=["as it is", "behind a link"])
-def test_runs_are_worked_on_in_the_local_folder(both, monkeypatch, asked, home):
+def test_runs_are_redirected_to_the_local_folder(both, monkeypatch, asked, home):
     (both / "My Drive").symlink_to(both / "drive")
     monkeypatch.setenv("QNNKIT_HOME", str(both / home))
     folder = workspace.run_folder(asked.format(both))
     assert folder == both / "disk" / "runs" / "x"
     assert workspace.remote_of(folder) == both / home / "runs" / "x"
-    assert workspace.run_folder(folder) == folder  # as a notebook is told it
+    assert workspace.run_folder(folder) == folder  # as a notebook gets it
     assert workspace.place("data") == both / home / "data", "only runs are redirected"
     assert workspace.shelf("measured") == both / home / "measured"
 
 
 @pytest.mark.parametrize("asked", ["{}/elsewhere/x", "{}/drive", "{}/drive2/x", "{}/drive/../x"])
-def test_runs_elsewhere_stay_there(both, monkeypatch, asked):
+def test_runs_elsewhere_are_not_redirected(both, monkeypatch, asked):
     folder = Path(asked.format(both))
     assert workspace.run_folder(folder) == folder and workspace.remote_of(folder) is None
-    monkeypatch.setenv("QNNKIT_LOCAL", "")  # nor do runs leave a home alone
+    monkeypatch.setenv("QNNKIT_LOCAL", "")  # without a local folder runs stay at home
     assert workspace.run_folder("runs/x") == workspace.place("runs/x") == both / "drive" / "runs" / "x"
     assert workspace.remote_of(both / "drive" / "runs" / "x") is None
 
 
-def test_a_home_that_is_not_mounted_begins_no_run_anew(both):
+def test_no_run_starts_if_home_is_not_mounted(both):
     (both / "drive").rmdir()
     with pytest.raises(FileNotFoundError, match=r"`QNNKIT_HOME` must be an existing folder.*Mount Drive"):
         workspace.run_folder("runs/x")
-    # What runs already goes on without it.
+    # A run that has already begun continues without it.
     folder = both / "disk" / "runs" / "x"
     assert workspace.run_folder(folder) == folder
     assert workspace.remote_of(folder) == both / "drive" / "runs" / "x"
@@ -193,7 +193,7 @@ def test_a_home_that_is_not_mounted_begins_no_run_anew(both):
     ("local", "home"),
     [("{}/disk", ""), ("disk", "{}/drive"), ("{}/drive/disk", "{}/drive"), ("{}/disk", "{}/disk/drive")],
 )
-def test_a_local_folder_that_cannot_be(both, monkeypatch, local, home):
+def test_impossible_local_folders_raise_an_error(both, monkeypatch, local, home):
     monkeypatch.setenv("QNNKIT_LOCAL", local.format(both))
     monkeypatch.setenv("QNNKIT_HOME", home.format(both))
     with refused("QNNKIT_LOCAL"):

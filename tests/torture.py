@@ -1,7 +1,7 @@
-"""Kills trainings (mirrored ones too), notebook chains and batches at random moments, and compares outcomes.
+"""Kills trainings (also mirrored ones), notebook chains and batches at random moments; compares outcomes.
 
-`make torture` does so many times; tests/runs/test_torture.py a few. Nothing is simulated: real processes get
-SIGKILL, and the same command is given again.
+`make torture` does so many times, tests/runs/test_torture.py a few times. Real processes get SIGKILL, and the
+same command runs again.
 """
 
 import argparse
@@ -28,28 +28,28 @@ from tests.same import same
 from tests.toys import TINY, pictures
 
 TIMES = ("seconds", "seconds_per_epoch", "peak_memory")
-"""What no two runs have in common."""
+"""Columns that differ between any two runs."""
 
 
 def outcome(folder: Path) -> dict:
-    """All that a run came to but its times: rows, weights at the best epoch, and the state to go on from."""
+    """All results of a run except times: rows, weights at the best epoch, and the state to resume from."""
     run = runs.open_run(folder)
-    found: dict = {}
-    rows = [row for row in run.rows("metrics") if row["event"] in ("epoch", "test")]  # others tell times
-    for row in rows:  # an epoch that was computed twice is there twice
+    numbers: dict = {}
+    rows = [row for row in run.rows("metrics") if row["event"] in ("epoch", "test")]  # others contain times
+    for row in rows:  # an epoch that was computed twice has two rows
         key = (row["event"], row["net"], row["seed"], row.get("epoch"))
-        found[key] = {name: value for name, value in row.items() if name not in TIMES}
+        numbers[key] = {name: value for name, value in row.items() if name not in TIMES}
     for net in run.nets:
         for seed in run.seeds:
-            found[net, seed] = dict(runs.trained(run, net, seed).state_dict())
+            numbers[net, seed] = dict(runs.trained(run, net, seed).state_dict())
             state = Store(run.checkpoints(net, seed), run.identity(net, seed)).restore()
             assert state is not None
-            found[net, seed, "state"] = {"model": state["model"], "optimizer": state["optimizer"]}
-    return found
+            numbers[net, seed, "state"] = {"model": state["model"], "optimizer": state["optimizer"]}
+    return numbers
 
 
 def kill(process: Any, generator: random.Random | None = None) -> None:
-    """SIGKILL for a process and all below it, as a machine is switched off; or for one that is drawn."""
+    """SIGKILL for a process and all its children, like a power cut; or for a randomly chosen one."""
     with contextlib.suppress(psutil.NoSuchProcess):
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         for member in family if generator is None else [generator.choice(family)]:
@@ -66,11 +66,11 @@ def torture_command(
     longest: float = 12.0,
     mirrored: bool = False,
 ) -> dict[str, int]:
-    """Gives `qnnkit WORDS` again and again in workspaces below `folder`, killed within `longest` seconds.
+    """Runs `qnnkit WORDS` again and again in workspaces below `folder`, killed within `longest` seconds.
 
-    Every third time one process of it is killed first: a run, a kernel, or what these are forked from. Where
-    it is mirrored, the local copy is lost with the machine at every other kill. After at most ten kills it is
-    left in peace, and `compare` is given the workspace.
+    Every third time one of its processes is killed first: a run, a kernel, or the server that forks them. If
+    it is mirrored, every other kill also loses the local copy. After at most ten kills the command may
+    finish, and `compare` gets the workspace.
     """
     killed, finished, machine, log = 0, 0, folder / "machine", folder / "killed.log"
     while killed < n_kills:
@@ -107,11 +107,11 @@ SETTINGS: dict[str, Any] = {**TINY, "save_every_steps": 1}
 def torture_run(
     folder: Path, n_kills: int, generator: random.Random, command: str = "run", mirrored: bool = False
 ) -> dict[str, int]:
-    """A run under kills of the command and its kernels, compared with an undisturbed training.
+    """Kills a run's command and its kernels, and compares the result with an undisturbed training.
 
     Args:
-        folder: Takes everything.
-        n_kills: At least so many.
+        folder: Folder for all files.
+        n_kills: Minimum number of kills.
         generator: Chooses the moments.
         command: "run" executes the notebooks, "train" trains alone.
         mirrored: Whether the workspace is on Drive behind a local copy.
@@ -126,10 +126,10 @@ def torture_run(
     def compare(home: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("QNNKIT_HOME", str(home))
-            if mirrored:  # another machine
+            if mirrored:  # as another machine
                 patched.setenv("QNNKIT_LOCAL", str(folder / "machine"))
             assert same(outcome(Path("killed")), outcome(straight.folder)), home
-            if mirrored:  # else this process would go on to mirror what the next workspace has there
+            if mirrored:  # otherwise this process would go on mirroring the next workspace's folder
                 lock._end(folder / "machine" / "killed", None, None, None)
         if command == "run":
             result, finals = json.loads((home / "killed" / "result.json").read_text()), runs.frame(straight)
@@ -142,7 +142,7 @@ def torture_run(
 
 
 def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[str, int]:
-    """A batch of two at a time under kills of the whole, of its runs and of their kernels."""
+    """Kills a batch of two runs at a time, its runs and their kernels."""
     settings = SETTINGS | {"epochs": 3, "data_dir": str(pictures(folder / "pictures"))}
     spec = {"name": "torture", "recipe": "folder_quanv", "settings": settings, "seeds": [0, 1, 2]}
     spec |= {"workers": 2, "retries": 3, "notebooks": ["03_train"]}
@@ -154,8 +154,8 @@ def torture_batch(folder: Path, n_kills: int, generator: random.Random) -> dict[
         straight[seed] = outcome(run.folder)
 
     def compare(home: Path) -> None:
-        found = {runs.open_run(each).config.seed: outcome(each) for each in (home / "runs").iterdir()}
-        assert same(found, straight), home
+        outcomes = {runs.open_run(each).config.seed: outcome(each) for each in (home / "runs").iterdir()}
+        assert same(outcomes, straight), home
 
     return torture_command(folder, ["batch", str(folder / "batch.yaml")], n_kills, generator, compare)
 
@@ -177,8 +177,8 @@ def main() -> None:
     for kind in asked.only or KINDS:
         folder = Path(tempfile.mkdtemp(prefix=f"torture-{kind}-"))
         start = time.monotonic()
-        told = KINDS[kind](folder, asked.kills, random.Random(asked.seed))
-        print(f"{kind}: {told}, every outcome equal, {time.monotonic() - start:.0f} s", flush=True)
+        counts = KINDS[kind](folder, asked.kills, random.Random(asked.seed))
+        print(f"{kind}: {counts}, every outcome equal, {time.monotonic() - start:.0f} s", flush=True)
         shutil.rmtree(folder)
 
 

@@ -1,4 +1,4 @@
-"""Small recipes of nets that no shipped one has, for tests that need such a net in a run."""
+"""Small recipes with nets that no shipped recipe has, and other helpers of tests."""
 
 import contextlib
 import gzip
@@ -28,7 +28,7 @@ from qnnkit.data.splits import SPLITS
 
 
 class Digits:
-    """The digits of scikit-learn; a test derives a recipe from it, with its own `build`."""
+    """The digits of scikit-learn; a test derives a recipe with its own `build`."""
 
     class Settings(data.Images, qnnkit.Settings):
         epochs: int = 2
@@ -54,11 +54,11 @@ class AsFloat(torch.nn.Module):
 
 TINY = {"image_size": 6, "n_layers": 1, "hidden": 2, "batch_size": 4, "n_seeds": 1, "epochs": 2}
 TINY |= {"controls": ["classical"]}
-"""Of `folder_quanv` on `pictures`: a net of a few hundred weights, whose epochs take milliseconds."""
+"""Settings of `folder_quanv` on `pictures`: a net of a few hundred weights, with epochs of milliseconds."""
 
 
 def trained(folder: Path | str, recipe: Any, **settings: Any) -> Any:
-    """A run that was opened and trained."""
+    """Opens and trains a run."""
     from qnnkit import runs
 
     run = runs.open_run(folder, recipe, **settings)
@@ -67,7 +67,7 @@ def trained(folder: Path | str, recipe: Any, **settings: Any) -> Any:
 
 
 def each_epoch(do: Callable) -> Callable:
-    """What `runs.train_all` may be given to call, of which only the rows of epochs reach `do`."""
+    """A callback for `runs.train_all` that passes only the rows of epochs to `do`."""
     return lambda row: do(row) if row["event"] == "epoch" else None
 
 
@@ -75,18 +75,18 @@ def each_epoch(do: Callable) -> Callable:
 def refused(
     argument: str, error: type[Exception] | tuple[type[Exception], ...] = ValueError, says: str = ""
 ) -> Iterator[pytest.ExceptionInfo]:
-    """Asserts that one line names an argument, its rule, its value and the next step, and `says` this."""
+    """Asserts that an error of one line names argument, rule, value and next step, and contains `says`."""
     with pytest.raises(error) as caught:
         yield caught
-    told = str(caught.value)
+    message = str(caught.value)
     form = rf"(.*: )?Argument `{re.escape(argument)}` must .+, but is .+[.?] \S.+[.?]"
-    assert re.fullmatch(form, told), told
-    assert says in told, told
+    assert re.fullmatch(form, message), message
+    assert says in message, message
 
 
 @contextlib.contextmanager
 def room_for(n_bytes: int) -> Iterator[None]:
-    """No file of this process, or of one it starts, grows past `n_bytes`: as a quota would, EFBIG says so."""
+    """Limits files of this process and its children to `n_bytes`; as with a quota, more raises EFBIG."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
@@ -96,7 +96,7 @@ def room_for(n_bytes: int) -> Iterator[None]:
 
 
 def damage(path: Path, harm: str) -> None:
-    """Does it to a file: "flip" a bit, "cut" its end, "grow", "empty", "swap" for noise, "delete";
+    """Damages a file: "flip" a bit, "cut" its end, "grow", "empty", "swap" for noise, "delete";
     puts a "folder", a "link" to it or a "loop" of links in its place."""
     content, moved = bytearray(path.read_bytes()), path.with_name("moved")
     path.rename(moved)
@@ -116,7 +116,7 @@ def damage(path: Path, harm: str) -> None:
 
 
 def disk_order(monkeypatch: Any) -> list[tuple[str, Any]]:
-    """Grows with what is flushed (its inode) and what takes a name (that), in this order."""
+    """A list of flushed files (by inode) and renamed ones (by name), in the order of the calls."""
     done, flush, replace = [], os.fsync, os.replace
 
     def flushed(descriptor: int) -> None:
@@ -143,7 +143,7 @@ def uniform(
 
 
 def linear(n_in: int, n_out: int, **options: Any) -> torch.nn.Linear:
-    """Its weights come from a generator, where nn.Linear's come from the global one."""
+    """A linear layer with weights from a local generator; nn.Linear uses the global one."""
     module = torch.nn.utils.skip_init(torch.nn.Linear, n_in, n_out, **options)
     with torch.no_grad():
         for weight in module.parameters():
@@ -154,7 +154,7 @@ def linear(n_in: int, n_out: int, **options: Any) -> torch.nn.Linear:
 def shipped(
     ansatz="data_reuploading", embedding="angle", *, n_qubits=3, seed=0, kind=qnnkit.QuantumLayer, **options
 ):
-    """A layer of a circuit of the kit that has run once, with weights between 0 and 2 pi."""
+    """A layer with a circuit of the kit that has run once, with weights between 0 and 2 pi."""
     backend = {"backend": options.pop("backend")} if "backend" in options else {}
     qnode, shapes = circuits.build(ansatz, embedding=embedding, n_qubits=n_qubits, **options)
     layer = kind(qnode, shapes, {"weights": uniform(*shapes["weights"], seed=seed, top=2 * np.pi)}, **backend)
@@ -163,7 +163,7 @@ def shipped(
 
 
 def layer_on(n_wires: int, circuit: Callable, shapes: dict[str, tuple], device: str = "default.qubit") -> Any:
-    """The same of another circuit, which has a feature for each wire."""
+    """The same for another circuit, which has one feature per wire."""
     qnode = qp.QNode(circuit, qp.device(device, wires=n_wires, seed=None))
     start = {name: uniform(*shape, seed=5, top=2 * np.pi) for name, shape in shapes.items()}
     layer = qnnkit.QuantumLayer(qnode, shapes, start)
@@ -177,18 +177,18 @@ def two_expvals() -> list:
 
 
 def measured(model: torch.nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Outputs, and the gradients of a mixture of them by the inputs and by each parameter."""
+    """Outputs, and gradients of a mixture of them with respect to the inputs and each parameter."""
     inputs = inputs.clone().requires_grad_()
     outputs = model(inputs)
     weights = torch.linspace(-1, 2, outputs.numel(), device=outputs.device)
     (outputs * weights.reshape(outputs.shape)).sum().backward()
-    found = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
+    results = [outputs.detach(), inputs.grad, *(weight.grad for weight in model.parameters())]
     model.zero_grad()
-    return found
+    return results
 
 
 def same(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float = 1e-5) -> None:
-    """Asserts that tensors agree one by one, to float32."""
+    """Asserts that tensors agree one by one, by default to float32 precision."""
     for mine, true in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, true, rtol=0, atol=tolerance, equal_nan=True)
 
@@ -199,7 +199,7 @@ def mixture(values: torch.Tensor) -> torch.Tensor:
 
 
 def mixed_gradients(values: torch.Tensor, leaves: Any) -> tuple[torch.Tensor, ...]:
-    """Of a mixture of the values, by leaves that may have no part in it."""
+    """Gradients of a mixture of the values with respect to leaves, which may be unused."""
     total = (values * mixture(values)).sum() + 0 * sum(leaf.sum() for leaf in leaves)
     return torch.autograd.grad(total, leaves)
 
@@ -215,7 +215,7 @@ class Batches(DictBatches):
 
 
 def real(*names: str) -> Path:
-    """A file or folder of the real datasets; the test is skipped without it."""
+    """A file or folder of the real datasets; skips the test without it."""
     path = Path(os.environ.get("QNNKIT_TEST_DATA", ""), *names)
     if "QNNKIT_TEST_DATA" not in os.environ or not path.exists():
         pytest.skip(f"QNNKIT_TEST_DATA has no {'/'.join(names)}")
@@ -223,7 +223,7 @@ def real(*names: str) -> Path:
 
 
 def no_workspace(monkeypatch: Any, tmp_path: Path) -> Path:
-    """Makes `tmp_path` the current folder of a machine without a workspace; gives where copies go there."""
+    """Makes `tmp_path` the current folder of a machine without a workspace; returns the folder for copies."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("QNNKIT_HOME", "QNNKIT_LOCAL", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -232,18 +232,18 @@ def no_workspace(monkeypatch: Any, tmp_path: Path) -> Path:
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
-    """Bytes at random."""
+    """Random bytes."""
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 def idx_bytes(values: np.ndarray, magic: int | None = None) -> bytes:
-    """An idx file of bytes, as MNIST's are."""
+    """An idx file of bytes, like those of MNIST."""
     magic = 0x800 + values.ndim if magic is None else magic
     return struct.pack(f">I{values.ndim}I", magic, *values.shape) + values.astype(np.uint8).tobytes()
 
 
 def midi_bytes(*tracks: bytes, kind: int = 1, ticks: int = 96) -> bytes:
-    """A MIDI file of tracks without their ends."""
+    """A MIDI file of tracks, given without their end events."""
     ended = [body + b"\0\xff\x2f\0" for body in tracks]
     chunks = [b"MTrk" + struct.pack(">I", len(body)) + body for body in ended]
     return b"MThd" + struct.pack(">IHHH", 6, kind, len(tracks), ticks) + b"".join(chunks)
@@ -258,7 +258,7 @@ def put(path: Path, pixels: np.ndarray | Image.Image, **options: Any) -> Path:
 
 
 def write(folder: Path, files: dict[str, Any]) -> Path:
-    """Writes bytes and texts under their names, and anything else as JSON, by lines for ".jsonl"."""
+    """Writes bytes and texts under their names, and other values as JSON, line by line for ".jsonl"."""
     for name, content in files.items():
         if not isinstance(content, str | bytes):
             content = "\n".join(map(json.dumps, content)) if name.endswith("jsonl") else json.dumps(content)
@@ -268,7 +268,7 @@ def write(folder: Path, files: dict[str, Any]) -> Path:
 
 
 def fill(folder: Path, names: Iterable[str], seed: int = 0, size: tuple[int, ...] = (6, 5)) -> Path:
-    """Writes an image of noise under each name; a text where it has no suffix of images."""
+    """Writes an image of noise under each name, or a text if the name has no image suffix."""
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if (folder / name).suffix in Image.registered_extensions():
@@ -279,7 +279,7 @@ def fill(folder: Path, names: Iterable[str], seed: int = 0, size: tuple[int, ...
 
 
 def pictures(root: Path) -> Path:
-    """Twelve 6x6 images in each of two class folders: bright above, or bright below."""
+    """Twelve 6x6 images in each of two class folders, bright at the top or at the bottom."""
     generator = np.random.default_rng(0)
     for name, rows in (("above", slice(0, 3)), ("below", slice(3, 6))):
         for i in range(12):
@@ -296,7 +296,7 @@ def pack(folder: Path, path: Path, above: str = "") -> Path:
 
 
 def archive(path: Path, files: dict[str, bytes]) -> Path:
-    """A compressed archive of these members, whatever their names."""
+    """A compressed archive of these members, with arbitrary names."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
             for name, content in files.items():
@@ -313,7 +313,7 @@ def archive(path: Path, files: dict[str, bytes]) -> Path:
 def idx_files(
     counts: tuple[int, int] = (40, 40), size: tuple[int, int] = (6, 6), suffix: str = ""
 ) -> dict[str, bytes]:
-    """The four files of MNIST by name: so many images of ten classes in each part; gzipped for ".gz"."""
+    """The four files of MNIST by name, with `counts` images of ten classes per part; gzipped for ".gz"."""
     files = {}
     for seed, (stem, n) in enumerate(zip(("train", "t10k"), counts, strict=True)):
         files[f"{stem}-images-idx3-ubyte{suffix}"] = idx_bytes(noise(n, *size, seed=seed))
@@ -322,7 +322,7 @@ def idx_files(
 
 
 def ahcd_files(folder: Path, *counts: int) -> Path:
-    """The four CSV files of AHCD, with 4 and 2 letters, or other counts, of each of its 28 classes."""
+    """The four CSV files of AHCD, with 4 and 2 letters (or other counts) of each of its 28 classes."""
     folder.mkdir(parents=True)
     for side, n in zip(("Train", "Test"), [28 * count for count in counts or (4, 2)], strict=True):
         np.savetxt(folder / f"csv{side}Images {n}x1024.csv", noise(n, 1024, seed=n), "%d", ",")
@@ -331,12 +331,12 @@ def ahcd_files(folder: Path, *counts: int) -> Path:
 
 
 def places_of(splits: Any) -> dict[str, str]:
-    """Source -> the split it is in."""
+    """Source -> the name of its split."""
     return {source: name for name in SPLITS for source in splits.split(name).sources}
 
 
 def by_composer(splits: Any) -> dict[str, Any]:
-    """Blocks of music, each composer's apart, in the same splits."""
+    """Blocks of music separately per composer, in the same splits."""
 
     def part(side: Any, name: str) -> Any:
         return side.at([row for row, source in enumerate(side.sources) if source.partition("/")[0] == name])
@@ -365,7 +365,7 @@ def texts(folder: Path) -> Path:
 
 
 def typing(monkeypatch: Any, capfd: Any) -> Callable[..., tuple[Any, str, str]]:
-    """A function that types words after `qnnkit`, and gives the exit status, stdout and stderr."""
+    """A function that runs `qnnkit` with these words and returns exit status, stdout and stderr."""
     from qnnkit import cli
 
     def command(*words: Any) -> tuple[Any, str, str]:

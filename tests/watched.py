@@ -1,4 +1,4 @@
-"""Small nets around a circuit, and their trainings under a watch: what several files of tests share."""
+"""Small nets around a circuit and their watched trainings, for several test files."""
 
 import json
 
@@ -55,7 +55,7 @@ def groups(
 
 
 def trained(model: Turned, *, per_epoch: int = 16, clip: float | None = None, **settings) -> list[dict]:
-    """The rows of a training."""
+    """The gradient rows of a training."""
     rates = {"rate": settings.pop("rate", 0.01), "quantum_rate": settings.pop("quantum_rate", None)}
     made = groups(model, **rates, clip_norm=clip)
     watch = Watch(model, made, per_epoch=per_epoch)
@@ -72,7 +72,7 @@ def of(rows: list[dict], net: str = "hybrid", seed: int = 0) -> gradients.Traini
 
 
 def layer(circuit, shape, weights=None, n_qubits=2, **options) -> QuantumLayer:
-    """Of a plain PennyLane circuit."""
+    """A layer of a plain PennyLane circuit."""
     qnode = qp.QNode(circuit, qp.device("default.qubit", wires=n_qubits, seed=0), **options)
     start = weights if weights is not None else uniform(*shape, seed=1, top=3.0)
     return QuantumLayer(qnode, {"weights": shape}, {"weights": start})

@@ -1,4 +1,4 @@
-"""qnnkit as its wheel installs it: what a user has who never saw a checkout."""
+"""qnnkit as installed from its wheel, for a user without a checkout."""
 
 import os
 import shutil
@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# What only extras bring: in the environment that holds the wheel they are as good as missing.
+# Packages of extras only: hidden in the environment that holds the wheel.
 EXTRAS = (
     *("dask", "distributed", "hypothesis", "jupyterlab", "optuna", "pytest"),
-    *("rfc3987_syntax", "tensorboard"),  # the first is of jupyterlab, and takes a second to import
+    *("rfc3987_syntax", "tensorboard"),  # the first belongs to jupyterlab, and takes a second to import
 )
 
 
 def clean_environment() -> dict[str, str]:
-    """Variables with which nothing leads to this checkout, or to the internet."""
+    """Environment variables without any path to this checkout or the internet."""
     leave_out = ("PYTHON", "QNNKIT_", "PIP_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(leave_out)}
     return kept | {"PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def outside(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    """Runs a command in `folder`, where nothing leads to this checkout; it must succeed."""
+    """Runs a command in `folder`, without any path to this checkout; it must succeed."""
     words = list(map(str, command))
     done = subprocess.run(words, cwd=folder, env=clean_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,7 +35,7 @@ def outside(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy: setuptools leaves files where it builds."""
+    """The wheel, built from a copy, because setuptools leaves files behind."""
     made, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -48,12 +48,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that holds the wheel; next to it, of the packages of this one, what running needs."""
+    """An environment with the wheel and those packages of this environment that it needs to run."""
     folder = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps")
     outside(folder, *pip, wheel)
-    # Of an editable qnnkit there, the path stands in a .pth file, which is not read here.
+    # The path of an editable qnnkit is in a .pth file, which is not read here.
     lines = (sysconfig.get_path("purelib"), f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))")
     packages = next((folder / "lib").glob("python*/site-packages"))
     (packages / "zz_packages.pth").write_text("\n".join(lines))

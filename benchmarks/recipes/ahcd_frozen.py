@@ -1,4 +1,4 @@
-"""Arabic letters by eight random circuits that never train, beside the same without entanglement."""
+"""Arabic letters by eight random circuits that never train, and the same without entanglement."""
 
 from qnnkit.recipes import letters_frozen
 

@@ -80,7 +80,7 @@ class QLSTM(nn.Module):
 
 
 class LSTM(nn.Module):
-    """The classical one of about as many weights."""
+    """A classical LSTM of about as many weights."""
 
     def __init__(self):
         super().__init__()

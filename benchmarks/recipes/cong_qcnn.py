@@ -76,8 +76,8 @@ def circuit(inputs, weights):
         for side in (0, 1) if len(wires) > 2 else (0,):
             for one, other in zip(wires[side::2], ring[side::2], strict=True):
                 convolve(layer, one, other)
-        for kept, dropped in zip(wires[::2], wires[1::2], strict=True):
-            qml.CRot(*layer[9:], wires=(dropped, kept))
+        for wire, dropped in zip(wires[::2], wires[1::2], strict=True):
+            qml.CRot(*layer[9:], wires=(dropped, wire))
         wires = wires[::2]
     return [qml.expval(qml.PauliZ(wires[0]))]
 

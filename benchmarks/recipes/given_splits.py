@@ -1,4 +1,4 @@
-"""Splits that a paper fixes, for the recipes beside this file: no sample is drawn into another split."""
+"""Splits that a paper fixes, for the recipes in this folder: no sample moves to another split."""
 
 import torch
 

@@ -22,7 +22,7 @@ LETTERS = (21, 22)
 
 class Settings(data.Images, qnnkit.Settings):
     dataset: str = "ahcd"
-    train_fraction: float = 0.28  # 242 images of the two letters; ants and bees were 244
+    train_fraction: float = 0.28  # 242 images of the two letters; the paper had 244 of ants and bees
     validation_fraction: float = 0.2
     n_layers: int = 6
     n_features: int = 512

@@ -14,11 +14,11 @@ from qnnkit import data
 class Settings(qnnkit.Settings):
     n_layers: int = 10
     validation_fraction: float = 200
-    test_fraction: float = 4000  # which leaves 200 to train on, as in the paper
+    test_fraction: float = 4000  # leaves 200 to train on, as in the paper
     epochs: int = 80
     batch_size: int = 25
     n_seeds: int = 10
-    # One qubit has no entanglement to take away, and its trained scales of the inputs leave no fixed
+    # One qubit has no entanglement to remove, and its trained input scales leave no fixed
     # frequencies for `fourier`.
     controls: tuple[str, ...] = ("frozen_random", "classical", "no_quantum", "compute_matched")
     threads: int = 1

@@ -1,4 +1,4 @@
-"""Circuits as the source of LoRA's weights: all that PEFT's own LoRA does, and ordinary LoRA when saved."""
+"""Circuits generate LoRA's weights: they do all that PEFT's LoRA does, and save as ordinary LoRA."""
 
 import copy
 import json
@@ -33,9 +33,9 @@ def tokens(seed=0, rows=2):
     return torch.randint(0, 50, (rows, 12), generator=torch.Generator().manual_seed(seed))
 
 
-def logits(model, given=None):
+def logits(model, ids=None):
     with torch.no_grad():
-        return model(tokens() if given is None else given).logits
+        return model(tokens() if ids is None else ids).logits
 
 
 def loss_of(model):
@@ -46,10 +46,10 @@ def gap(one, other):
     return (one - other).abs().max().item()
 
 
-# --- the beginning ---------------------------------------------------------------------------------
+# --- initialisation --------------------------------------------------------------------------------
 
 
-def test_nothing_is_changed_at_the_start_which_follows_the_seed_alone():
+def test_a_new_adapter_changes_nothing_and_depends_only_on_the_seed():
     base = llama()
     before = logits(base)
     model = adapted(base, seed=1)
@@ -58,24 +58,24 @@ def test_nothing_is_changed_at_the_start_which_follows_the_seed_alone():
     assert same(model.state_dict(), again) and not same(model.state_dict(), other)
 
 
-def test_the_update_is_the_matrix_between_the_circuits():
+def test_the_update_is_the_product_of_the_circuits_matrices():
     """Layer by layer, against the definition in plain loops."""
     model = nets.shaken(adapted()).double()
     layer = model.get_submodule("base_model.model.model.layers.1.mlp.up_proj")
-    found = layer.get_delta_weight("default").detach()
+    update = layer.get_delta_weight("default").detach()
     v, u = (part["default"].parametrizations.weight[0] for part in (layer.lora_A, layer.lora_B))
     assert (v.side, u.side, u.layer) == ("lora_A", "lora_B", "model.layers.1.mlp.up_proj")
     expected = torch.zeros(48, 32, dtype=torch.float64)
     for term, strengths in enumerate(u.strengths.view(3, 2)):
         columns = [orthogonal.columns(each.angles.weights[term : term + 1], 2)[0] for each in (u, v)]
         expected += 8 * columns[0][:48] @ torch.diag(strengths) @ columns[1][:32].T
-    assert gap(found, expected) < 1e-10 and found.abs().max() > 1e-3
+    assert gap(update, expected) < 1e-10 and update.abs().max() > 1e-3
 
 
-# --- what PEFT's own adapters do -------------------------------------------------------------------
+# --- what PEFT's adapters do -----------------------------------------------------------------------
 
 
-def test_it_is_disabled_merged_unmerged_and_unloaded():
+def test_an_adapter_can_be_disabled_merged_unmerged_and_unloaded():
     base = llama()
     bare = logits(base)
     model = nets.shaken(adapted(base))
@@ -84,7 +84,7 @@ def test_it_is_disabled_merged_unmerged_and_unloaded():
     for change in (lambda: None, model.merge_adapter):
         change()
         assert gap(logits(model), before) < NEAR
-        with model.disable_adapter():  # which unmerges it
+        with model.disable_adapter():  # this unmerges it
             assert gap(logits(model), bare) < NEAR
     model.merge_adapter()
     model.unmerge_adapter()
@@ -97,7 +97,7 @@ def test_it_is_disabled_merged_unmerged_and_unloaded():
         assert not plain._forward_pre_hooks and not plain._forward_hooks
 
 
-def test_two_adapters_take_turns_and_train_on(tmp_path):
+def test_two_adapters_can_be_switched_and_trained_further(tmp_path):
     model = nets.shaken(adapted())
     first = logits(model)
     nets.shaken(adapted(targets=["v_proj"], seed=5), seed=4).save_pretrained(tmp_path)
@@ -119,7 +119,7 @@ def test_two_adapters_take_turns_and_train_on(tmp_path):
     assert gap(logits(model), first) == 0 and gap(logits(again.merge_and_unload()), second) < NEAR
 
 
-def test_a_saved_one_is_ordinary_and_its_circuits_train_on(tmp_path):
+def test_a_saved_adapter_is_ordinary_lora_and_its_circuits_train_further(tmp_path):
     model = nets.shaken(adapted())
     before, slopes = logits(model), gradients(model)
     model.save_pretrained(tmp_path)
@@ -136,17 +136,17 @@ def test_a_saved_one_is_ordinary_and_its_circuits_train_on(tmp_path):
     assert same(gradients(more), slopes)
 
 
-def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(tmp_path):
+def test_circuits_that_do_not_match_the_saved_weights_raise_an_error(tmp_path):
     model = nets.shaken(adapted())
     model.save_pretrained(tmp_path)
-    kept = (tmp_path / "circuit.safetensors").read_bytes()
-    # as plain PEFT would, which leaves the circuits alone
+    saved = (tmp_path / "circuit.safetensors").read_bytes()
+    # as plain PEFT would: it does not touch the circuits
     nets.shaken(model, seed=8).save_pretrained(tmp_path)
     changed = logits(model)
-    for content, told in ((kept, "it does not reproduce lora_"), (kept[:-9], "")):
+    for content, message in ((saved, "it does not reproduce lora_"), (saved[:-9], "")):
         (tmp_path / "circuit.safetensors").write_bytes(content)
         base = llama()
-        with refused("folder", says=told):
+        with refused("folder", says=message):
             adapters.load(base, tmp_path, trainable=True)
         assert not hasattr(base, "peft_config")
         assert gap(logits(adapters.load(base, tmp_path)), changed) < NEAR
@@ -158,7 +158,7 @@ def test_circuits_that_do_not_give_the_weights_beside_them_are_refused(tmp_path)
 # --- controls --------------------------------------------------------------------------------------
 
 
-def test_controls_are_alike_but_for_entanglement_or_angles_that_stay(tmp_path):
+def test_controls_differ_only_in_entanglement_or_frozen_angles(tmp_path):
     model, frozen, free = adapted(), adapted(train_circuit=False), adapted(entangled=False)
     counts, state = adapters.count(model), model.state_dict()
     assert same(state, free.state_dict()) and same(state, frozen.state_dict())
@@ -168,7 +168,7 @@ def test_controls_are_alike_but_for_entanglement_or_angles_that_stay(tmp_path):
     assert adapters.count(free) == counts and sum(map(torch.numel, before.values())) == counts["angles"] > 0
     assert adapters.count(frozen) == {"weights": counts["weights"] - counts["angles"], "angles": 0}
     assert gap(logits(nets.shaken(model)), logits(nets.shaken(free))) > 1e-4
-    frozen.set_adapter("default")  # which turns gradients on, of parameters
+    frozen.set_adapter("default")  # this turns on gradients of the parameters
     optimizer = torch.optim.SGD([w for w in frozen.parameters() if w.requires_grad], lr=0.1)
     loss_of(nets.shaken(frozen)).backward()
     optimizer.step()
@@ -188,7 +188,7 @@ def gradients(model, backward=None):
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-def test_checkpointing_evaluations_and_further_passes_change_no_gradient():
+def test_checkpointing_evaluation_and_extra_passes_change_no_gradient():
     model = nets.shaken(adapted()).train()
     plain = gradients(model)
 
@@ -208,11 +208,11 @@ def test_checkpointing_evaluations_and_further_passes_change_no_gradient():
     model.enable_input_require_grads()
     for reentrant in (False, True):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-        assert all(gap(plain[key], found) < 1e-6 for key, found in gradients(model).items())
+        assert all(gap(plain[key], grad) < 1e-6 for key, grad in gradients(model).items())
 
 
-def test_weights_that_moved_count_at_once():
-    """Also behind a call that was stopped."""
+def test_changed_weights_take_effect_at_once():
+    """Also after an interrupted call."""
     model = nets.shaken(adapted())
     angles = next(weight for key, weight in model.named_parameters() if "angles" in key)
     layer = next(module for module in model.modules() if isinstance(module, LoraLayer))
@@ -222,23 +222,23 @@ def test_weights_that_moved_count_at_once():
             with layer.register_forward_hook(lambda *_: raises()()), pytest.raises(KeyboardInterrupt):
                 loss_of(model)
         angles.data[..., 0] += 0.5
-        delta = layer.get_delta_weight("default").detach()  # first, for a call makes everything anew
+        delta = layer.get_delta_weight("default").detach()  # first, because a call rebuilds everything
         after = logits(model)
         assert min(gap(before[0], after), gap(before[1], delta)) > 1e-6
     x = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(0))
-    for _ in range(2):  # a part that is called by itself
+    for _ in range(2):  # a submodule called directly
         layer(x).sum().backward()
     assert gap(layer(x), layer.base_layer(x)) > 1e-4
 
 
-def test_circuits_are_evaluated_once_a_step(monkeypatch):
+def test_circuits_are_evaluated_once_per_step(monkeypatch):
     calls, plain = [], orthogonal.columns
-    counting = lambda *given, **named: calls.append(1) or plain(*given, **named)  # noqa: E731
+    counting = lambda *args, **named: calls.append(1) or plain(*args, **named)  # noqa: E731
     monkeypatch.setattr(orthogonal, "columns", counting)
     model = adapted()
     calls.clear()
     loss_of(model).backward()
-    assert len(calls) == 2  # one for the sides of 32, one for those of 48
+    assert len(calls) == 2  # one for sides of length 32, one for 48
     model.generate(input_ids=tokens(), max_new_tokens=3, do_sample=False, pad_token_id=0)
     assert len(calls) == 4
     with adapters.once(model):
@@ -248,7 +248,7 @@ def test_circuits_are_evaluated_once_a_step(monkeypatch):
     assert len(calls) == 6
 
 
-def test_bfloat16_around_it_leaves_the_circuit_in_float32():
+def test_a_bfloat16_model_keeps_the_circuit_in_float32():
     model = nets.shaken(adapted())
     plain = logits(model)
     with torch.autocast("cpu", torch.bfloat16):

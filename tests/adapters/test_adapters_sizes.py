@@ -1,4 +1,4 @@
-"""Adapters of equal parameter count, those that were made for another model, and their circuits."""
+"""Adapters of equal parameter count, adapters made for another model, and their circuits."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ def base():
 @pytest.mark.parametrize(
     ("name", "least", "step"), [("quantum_peft", 0, 0), ("lora", 1024, 1024), ("vera", 516, 4)]
 )
-def test_adapters_come_as_near_to_what_was_asked_as_a_rank_allows(base, name, least, step, n_weights):
+def test_adapters_come_as_close_to_the_wanted_size_as_a_rank_allows(base, name, least, step, n_weights):
     n = adapters.size(base, name, n_weights=n_weights, targets=TARGETS)
     assert abs(n - max(least, n_weights)) <= (step / 2 or 0.05 * n_weights)
     assert not any("peft" in type(module).__module__ for module in base.modules())
@@ -40,7 +40,7 @@ def test_adapters_come_as_near_to_what_was_asked_as_a_rank_allows(base, name, le
     assert adapters.count(adapters.adapt(llama(), name, n_weights=n_weights, targets=TARGETS))["weights"] == n
 
 
-def test_what_is_given_stays_and_controls_differ_in_nothing_else(base):
+def test_given_options_stay_and_controls_differ_in_nothing_else(base):
     def chosen(n_weights=4000, **options):
         return adapters.config(base, "quantum_peft", n_weights=n_weights, targets=TARGETS, **options)
 
@@ -53,7 +53,7 @@ def test_what_is_given_stays_and_controls_differ_in_nothing_else(base):
 
 
 @pytest.mark.parametrize(
-    ("argument", "name", "given", "told"),
+    ("argument", "name", "options", "message"),
     [
         ("target_modules", "lora", {"targets": ["query"]}, "called down_proj, gate_proj, k_proj"),
         ("target_modules", "lora", {"targets": ["q_proj", "query"], "n_weights": 9}, "is 'query'"),
@@ -67,9 +67,9 @@ def test_what_is_given_stays_and_controls_differ_in_nothing_else(base):
         ("r", "quantum_peft", {"r": 140}, ""),
     ],
 )  # fmt: skip
-def test_what_makes_no_adapter_leaves_the_model_alone(base, argument, name, given, told):
-    with refused(argument, says=told):
-        adapters.adapt(base, name, **given)
+def test_a_failed_adapter_leaves_the_model_unchanged(base, argument, name, options, message):
+    with refused(argument, says=message):
+        adapters.adapt(base, name, **options)
     assert set(base.state_dict()) == set(llama().state_dict()) and not hasattr(base, "peft_config")
 
 
@@ -80,7 +80,7 @@ MADE_FOR = "meta-llama/Llama-3.2-3B"
 
 
 def saved(folder, name):
-    """One that was made for another model than it says."""
+    """An adapter that was made for another model than it says."""
     model = adapters.adapt(llama(32, 2), name, targets=TARGETS)
     model.save_pretrained(folder)
     config = json.loads((folder / attach.CONFIG).read_text())
@@ -96,8 +96,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "make", "told"), OTHERS.values(), ids=OTHERS)
-def test_an_adapter_loads_onto_its_model_alone_and_is_else_refused_before(tmp_path, name, make, told):
+@pytest.mark.parametrize(("name", "make", "message"), OTHERS.values(), ids=OTHERS)
+def test_an_adapter_loads_only_onto_its_own_model(tmp_path, name, make, message):
     model, base, other = saved(tmp_path, name), llama(32, 2), make()
     base.name_or_path = "somewhere/else"
     with pytest.warns(UserWarning, match=f"was made for {MADE_FOR}, the model is somewhere/else"):
@@ -108,12 +108,12 @@ def test_an_adapter_loads_onto_its_model_alone_and_is_else_refused_before(tmp_pa
     before = {key: weight.requires_grad for key, weight in other.named_parameters()}
     with refused("folder", says=f"was made for {MADE_FOR}") as caught:
         adapters.load(other, tmp_path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert {key: weight.requires_grad for key, weight in other.named_parameters()} == before
     assert not other._forward_pre_hooks
 
 
-def test_folders_that_hold_no_adapter(tmp_path):
+def test_folders_without_an_adapter(tmp_path):
     base = llama(32, 2)
     for folder in (tmp_path / "none", tmp_path):
         with refused("folder", FileNotFoundError):
@@ -147,12 +147,12 @@ def by_pennylane(angles, entangled):
 
 @pytest.mark.parametrize("entangled", [True, False])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
-def test_matrices_are_pennylanes(n, entangled):
+def test_matrices_equal_pennylanes(n, entangled):
     angles = uniform(2, 4, n, top=2 * math.pi, dtype=torch.float64)
-    found = orthogonal.columns(angles, 2**n, entangled=entangled)
+    columns = orthogonal.columns(angles, 2**n, entangled=entangled)
     few = orthogonal.columns(angles, 1, entangled=entangled)
-    assert (found[..., :1] - few).abs().max() < EXACT
-    for one, given in zip(found, angles, strict=True):
-        expected = by_pennylane(given, entangled)
+    assert (columns[..., :1] - few).abs().max() < EXACT
+    for one, row in zip(columns, angles, strict=True):
+        expected = by_pennylane(row, entangled)
         assert expected.imag.abs().max() < EXACT
         assert (one - expected.real).abs().max() < EXACT

@@ -1,7 +1,7 @@
-"""qnnkit.batch: planned as a whole, run side by side, taken up again after any kill.
+"""qnnkit.batch: batches are planned as a whole, run in parallel and resume after any kill.
 
-Most tests run a stand-in for `qnnkit run` that trains nothing and leaves the same files: tests/acted.py. It
-is a thread of this process, or, where processes are what is tested, a process.
+Most tests run a stand-in for `qnnkit run` that trains nothing and writes the same files: tests/acted.py. It
+is a thread of this process; tests of processes run it as a process.
 """
 
 import contextlib
@@ -38,26 +38,26 @@ BASE = {"name": "b", "recipe": "digits_quanv"}
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A workspace of its own, in the current folder."""
+    """A new workspace, which is the current folder."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("QNNKIT_HOME", str(home))
     monkeypatch.chdir(tmp_path)
-    for module, seconds in ((engine, 0.1), (workers, 0.05)):  # short waits
+    for module, seconds in ((engine, 0.1), (workers, 0.05)):  # keep waits short
         monkeypatch.setattr(module, "LOOK", seconds)
     return home
 
 
 @pytest.fixture
 def acted(home, monkeypatch):
-    """A workspace whose runs are those of tests/acted.py, in this process."""
+    """A workspace whose runs are the stand-ins of tests/acted.py, in this process."""
     monkeypatch.setattr(workers, "warm", SimpleNamespace(start=Acted, PARENT=warm.PARENT))
     return home
 
 
 @pytest.fixture
 def apart(home):
-    """A workspace whose runs are processes. What a test starts has ended with the test."""
+    """A workspace whose runs are processes. Every process of a test ends with the test."""
     begin()
     yield home
     left = processes()
@@ -68,7 +68,7 @@ def apart(home):
 
 @pytest.fixture
 def acted_apart(apart, tmp_path, monkeypatch):
-    """A workspace whose runs are processes, and those of tests/acted.py."""
+    """A workspace whose runs are processes that run the stand-in of tests/acted.py."""
     (tmp_path / "stand-in").mkdir()
     (tmp_path / "stand-in" / "sitecustomize.py").write_text("import tests.stand_in")  # as Python starts
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "stand-in"), str(ROOT)]))
@@ -78,7 +78,7 @@ def acted_apart(apart, tmp_path, monkeypatch):
 
 @pytest.fixture(params=["forked", pytest.param("by itself", marks=pytest.mark.slow)])
 def forked(request, acted_apart, monkeypatch):
-    """Processes are forked, as on Linux, or each begins by itself, as elsewhere."""
+    """Processes are forked, as on Linux, or spawned, as elsewhere."""
     if request.param == "by itself":
         monkeypatch.setattr(warm, "_begun", False)
         monkeypatch.setenv("QNNKIT_STAND_IN", "by itself")
@@ -90,39 +90,39 @@ def batch_of(**keys):
 
 
 def processes():
-    """Everything but this process that works in the current folder: what was started for the workspace."""
-    found = []
+    """All other processes that work in the current folder: those started for the workspace."""
+    started = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            tracker = "resource_tracker" in " ".join(process.cmdline())  # Python's own, ends with its parent
+            tracker = "resource_tracker" in " ".join(process.cmdline())  # Python's; ends with its parent
             if process.cwd() == str(Path.cwd()) and not tracker and process.pid != os.getpid():
-                found.append(process)
-    return found
+                started.append(process)
+    return started
 
 
 def begun():
-    """The processes of the first two runs, as they have told."""
+    """The processes of the first two runs, from the ids that they wrote."""
     return [psutil.Process(calls(each)[0]["pid"]) for each in written()[:2]]
 
 
 def hold(n=1):
-    """From now on runs wait after two epochs, from the nth that begins; gives what lets them go on."""
+    """Makes runs wait after two epochs, from the nth run on; returns a function that releases them."""
     file = workspace.home() / "hold"
     file.write_text(str(n))
     return lambda: file.unlink(missing_ok=True)
 
 
 def calls(outcome):
-    """What the stand-in noted each time it was started in a run's folder."""
+    """What the stand-in wrote each time it was started in a run's folder."""
     return read_lines(outcome.folder / "calls.jsonl")
 
 
 def quietly(content, **options):
-    """run_batch in this process; returns its outcomes and what it told."""
-    told = []
+    """Calls run_batch in this process; returns its outcomes and the lines that it printed."""
+    lines = []
     with warnings.catch_warnings():
-        outcomes = batch.run_batch(content, echo=told.append, **options)
-    return outcomes, told
+        outcomes = batch.run_batch(content, echo=lines.append, **options)
+    return outcomes, lines
 
 
 def states(outcomes):
@@ -135,7 +135,7 @@ def as_file(content):
 
 
 def written():
-    """The outcomes of the batch `b`; none before it is planned."""
+    """The outcomes of batch `b`; empty before it is planned."""
     return batch.read("batches/b") if (workspace.home() / "batches/b/batch.json").exists() else []
 
 
@@ -148,7 +148,7 @@ def reached(*epochs):
 
 
 def paused(epochs, content, do=lambda: None, n=1, **options):
-    """The outcomes of `quietly`; does something while runs wait, from the nth on, and have so many epochs."""
+    """The outcomes of `quietly`; calls `do` once the waiting runs, from the nth on, have these epochs."""
     release = hold(n)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(quietly, content, **options)
@@ -162,7 +162,7 @@ def paused(epochs, content, do=lambda: None, n=1, **options):
 
 @contextlib.contextmanager
 def command(content, *words):
-    """`qnnkit batch` as a process of its own, in its own group, as a terminal starts it."""
+    """`qnnkit batch` as a process in its own process group, as a terminal starts it."""
     process = start("qnnkit", "batch", as_file(content), *words, log=Path("out.txt").absolute())
     try:
         yield process
@@ -172,7 +172,7 @@ def command(content, *words):
 
 
 def printed():
-    """What `command` has printed."""
+    """The output of `command`."""
     return Path("out.txt").read_text()
 
 
@@ -184,8 +184,8 @@ def planned(**keys):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_runs_of_a_batch_keep_their_names_where_workspace_or_data_move(tmp_path, monkeypatch, inside):
-    """A relative data_dir is meant from the workspace."""
+def test_runs_keep_their_names_when_the_workspace_or_data_move(tmp_path, monkeypatch, inside):
+    """A relative data_dir is relative to the workspace."""
     ids, digests = [], []
     for name in ("first", "second"):
         mine = tmp_path / name / "my images"
@@ -203,11 +203,11 @@ def test_runs_of_a_batch_keep_their_names_where_workspace_or_data_move(tmp_path,
 
 
 def test_identical_runs_are_planned_once(home):
-    """Numbers that YAML reads as texts are numbers."""
+    """Numbers that YAML reads as strings count as numbers."""
     runs = planned(grid={"epochs": [12, 3, 3], "hidden": [24, 24], "learning_rate": ["1e-2", 0.01]})
     assert [run.varied["epochs"] for run in runs] == [12, 3]
     assert runs[0].varied["learning_rate"] == 0.01 and "learning_rate=0.01" in runs[0].words
-    (usual,) = planned(name="other", settings={"epochs": 3})  # the others are the recipe's own
+    (usual,) = planned(name="other", settings={"epochs": 3})  # the others are the recipe's defaults
     assert usual.varied == {} and usual.words == ("epochs=3",)
     assert usual.config == recipes.settings("digits_quanv", epochs=3)
     assert usual.folder == runs[1].folder == home / "runs" / f"digits_quanv-{usual.config.digest()[:12]}"
@@ -215,7 +215,7 @@ def test_identical_runs_are_planned_once(home):
     assert alone.varied == {"recipe": "digits_quanv"} and alone.id == planned()[0].id
 
 
-# --- refusals ----------------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------------
 
 OPTUNA = {"n_trials": 2, "space": {"hidden": [1, 2]}}
 BAD = [
@@ -239,11 +239,11 @@ BAD = [
 
 
 @pytest.mark.parametrize(("argument", "keys"), BAD, ids=range(len(BAD)))
-def test_a_bad_batch_is_refused_before_anything_is_written(home, argument, keys):
+def test_a_bad_batch_raises_an_error_before_anything_is_written(home, argument, keys):
     with pytest.raises((ValueError, OSError)) as caught:
         batch.run_batch({**BASE, **keys}, echo=print)
-    told = str(caught.value)
-    assert f"`{argument}`" in told and "\n" not in told and told.endswith((".", "?"))
+    message = str(caught.value)
+    assert f"`{argument}`" in message and "\n" not in message and message.endswith((".", "?"))
     assert list(home.iterdir()) == []
 
 
@@ -265,20 +265,20 @@ TEXTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("told", TEXTS)
-def test_text_that_is_no_batch_is_refused_and_code_in_it_is_never_executed(home, told):
-    for text in TEXTS[told]:
+@pytest.mark.parametrize("message", TEXTS)
+def test_text_that_is_no_batch_raises_an_error_and_runs_no_code(home, message):
+    for text in TEXTS[message]:
         Path("b.yaml").write_text(text, errors="surrogateescape")
         with pytest.raises(ValueError) as caught:
             batch.run_batch("b.yaml")
-        assert told in str(caught.value) and "\n" not in str(caught.value)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
     assert list(home.iterdir()) == [] and not Path("executed").exists()
     with pytest.raises(FileNotFoundError, match=r"Cannot read batch file .*No such file"):
         batch.run_batch("none.yaml")
 
 
 @pytest.mark.parametrize(("module", "extra"), [("distributed", "cluster"), ("optuna", "sweep")])
-def test_a_missing_extra_says_what_to_type(home, monkeypatch, module, extra):
+def test_a_missing_extra_names_the_command_that_installs_it(home, monkeypatch, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ModuleNotFoundError, match=rf"needs {module}.*pip install 'qnnkit\[{extra}\]'"):
         batch.run_batch({**BASE, "optuna": OPTUNA}, echo=print, scheduler="tcp://127.0.0.1:9")
@@ -296,7 +296,7 @@ def test_a_missing_extra_says_what_to_type(home, monkeypatch, module, extra):
         ({"gpus_per_run": 2}, 1, 4, (2, 4)),
     ],
 )  # fmt: skip
-def test_cores_gpus_and_memory_bound_the_workers(monkeypatch, keys, wanted, gpus, expected):
+def test_cores_gpus_and_memory_limit_the_workers(monkeypatch, keys, wanted, gpus, expected):
     monkeypatch.setattr(workers.machine, "cores", lambda: 8)
     monkeypatch.setattr(workers, "RUN_BYTES", 1)
     config = batch.read_config({**BASE, "seeds": list(range(100)), **keys})
@@ -307,7 +307,7 @@ def test_cores_gpus_and_memory_bound_the_workers(monkeypatch, keys, wanted, gpus
 
 
 def test_recipes_grid_runs_and_seeds_combine_in_order(acted):
-    """Recipes are shipped ones, or files; each run is told its own."""
+    """Recipes are shipped ones or files; each run gets its own."""
     path = recipes.new(acted / "digits_again.py")
     path.write_text(path.read_text().replace("stride: int = 1", "stride: int = 2"))
     named = {"digits_quanv": "digits_quanv", "digits_again": str(path)}
@@ -322,9 +322,9 @@ def test_recipes_grid_runs_and_seeds_combine_in_order(acted):
         assert calls(outcome)[0]["words"][2:6] == ["--recipe", named[name], "--notebooks", "03_train"]
 
 
-def test_a_batch_runs_and_is_kept(acted):
+def test_a_batch_runs_and_is_saved(acted):
     content = batch_of(grid={"learning_rate": [0.1, 0.2, 0.3]}, settings={"threads": 2}, workers=1)
-    outcomes, told = quietly(content)
+    outcomes, lines = quietly(content)
     assert states(outcomes) == ["finished"] * 3 and outcomes[-1].validation == pytest.approx(1.0)
     folder = acted / "batches" / "b"
     assert written() == outcomes and yaml.safe_load((folder / "batch.yaml").read_text()) == content
@@ -336,23 +336,23 @@ def test_a_batch_runs_and_is_kept(acted):
         assert call["threads"] == "2" and call["settings"]["threads"] == 2
         assert call["words"][4:6] == ["--notebooks", "03_train,04_analyze"]
     assert {path.name for path in folder.glob("[!.]*")} == {"batch.yaml", "batch.json"}
-    assert told[0] == "Batch b: 3 runs." and sum("  finished" in line for line in told) == 3
+    assert lines[0] == "Batch b: 3 runs." and sum("  finished" in line for line in lines) == 3
     before = {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("*")}
     assert quietly(content) == (outcomes, ["Batch b: 3 runs."])
     assert {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("*")} == before
     judged = {**content, "settings": {**content["settings"], "min_difference": 0.5}}
     assert quietly(judged) == quietly(judged) == (outcomes, ["Batch b: 3 runs."])
     after = [workspace.read_json(each.folder / "config.json") for each in outcomes]
-    assert [each["min_difference"] for each in after] == [0.5] * 3, "what is finished is judged anew"
+    assert [each["min_difference"] for each in after] == [0.5] * 3, "finished runs are judged again"
     (workspace.make_folder(outcomes[0].folder / "notebooks") / "03_train.ipynb").touch()
     (outcomes[0].folder / "config.json").unlink()
     quietly(content)
-    assert (outcomes[0].folder / "config.json").exists(), "04_analyze is asked for, and missing"
+    assert (outcomes[0].folder / "config.json").exists(), "04_analyze was requested but is missing"
     frame = batch.frame(outcomes)
     assert frame["learning_rate"].tolist() == [0.1, 0.2, 0.3] and set(frame["state"]) == {"finished"}
 
 
-def test_a_finished_run_that_drive_lacks_is_mirrored(acted, tmp_path, monkeypatch):
+def test_a_finished_run_that_is_missing_on_drive_is_mirrored(acted, tmp_path, monkeypatch):
     monkeypatch.setenv("QNNKIT_LOCAL", str(tmp_path / "machine"))
     (run,) = batch_file.plan(batch.read_config(batch_of()))
     local = workspace.make_folder(workspace.run_folder(run.folder))
@@ -361,30 +361,30 @@ def test_a_finished_run_that_drive_lacks_is_mirrored(acted, tmp_path, monkeypatc
     (acted / "runs").write_text("no folder can be made here")
     assert quietly(batch_of())[1][1].startswith("Its worker could not run it: ")
     (acted / "runs").unlink()
-    outcomes, told = quietly(batch_of())
-    assert states(outcomes) == ["finished"] and len(told) == 1
+    outcomes, lines = quietly(batch_of())
+    assert states(outcomes) == ["finished"] and len(lines) == 1
     assert json.loads((run.folder / "result.json").read_text()) == {"score": 1.0}
 
 
-def test_a_failure_stops_no_other_and_is_tried_as_told(acted, monkeypatch, capfd):
+def test_a_failed_run_is_retried_and_stops_no_other_run(acted, monkeypatch, capfd):
     content = batch_of(grid={"hidden": [99, 98, 4]}, retries=1)
-    outcomes, told = quietly(content)
+    outcomes, lines = quietly(content)
     assert states(outcomes) == ["failed", "finished", "finished"]
     failed, mended, _ = outcomes
     assert failed.error == "Notebook 03_train.ipynb stopped: It diverged."
     assert (failed.folder / "failed.json").exists() and not (mended.folder / "failed.json").exists()
     assert [len(calls(each)) for each in outcomes] == [2, 2, 1]
     for words in ("hidden=99", "1 failed, 2 finished", "failed: Notebook 03_train"):
-        assert any(words in line for line in told)
+        assert any(words in line for line in lines)
     status, text, error = typing(monkeypatch, capfd)("batch", as_file(content | {"retries": 0}))
     assert status == 1 and "Traceback" not in text + error and "Report: " in text
-    assert [len(calls(each)) for each in outcomes] == [3, 2, 1], "the same command tries it again"
+    assert [len(calls(each)) for each in outcomes] == [3, 2, 1], "the same command retries it"
 
 
-def test_what_has_finished_is_not_run_again_whichever_batch_asks(acted):
+def test_a_finished_run_is_not_repeated_by_another_batch(acted):
     first, _ = quietly(batch_of(grid={"hidden": [3, 4]}))
-    other, told = quietly(batch_of(name="c", runs=[{"hidden": 4}, {"hidden": 5}, {"hidden": 5}]))
-    assert told[0] == "Batch c: 2 runs (without 1 duplicate)."
+    other, lines = quietly(batch_of(name="c", runs=[{"hidden": 4}, {"hidden": 5}, {"hidden": 5}]))
+    assert lines[0] == "Batch c: 2 runs (without 1 duplicate)."
     changed, _ = quietly(batch_of(grid={"hidden": [4, 5]}))
     assert changed[0] == first[1] and {*states(other), *states(changed)} == {"finished"}
     assert [len(calls(each)) for each in (*first, *other)] == [1] * 4
@@ -405,7 +405,7 @@ SLOW = batch_of(settings={"epochs": 4}, grid={"hidden": [3, 4, 5]})
 
 
 def undisturbed(*starts):
-    """The runs ended in what the stand-in would have written, had nobody killed it; so often each began."""
+    """Asserts that the runs end as if nobody had killed them; returns how often each one started."""
     for each in written():
         assert each.state == "finished", each
         rows = read_lines(each.folder / "metrics.jsonl")
@@ -414,16 +414,16 @@ def undisturbed(*starts):
 
 
 @contextlib.contextmanager
-def holding(*given):
-    """A command whose runs wait after two epochs each; gives it, and what lets them go on."""
+def holding(*args):
+    """A command whose runs wait after two epochs each, and a function that releases them."""
     release = hold()
-    with command(*given) as process:
+    with command(*args) as process:
         reached(2, 2, 0)
         yield process, release
 
 
 @pytest.mark.usefixtures("forked")
-def test_two_runs_at_a_time_no_port_no_second_command_and_a_killed_run_is_tried_again(monkeypatch):
+def test_two_runs_at_a_time_without_ports_and_a_killed_run_is_retried(monkeypatch):
     monkeypatch.setattr(engine, "alone", partial(engine.alone, wait=0))
     with holding(SLOW | {"retries": 1}) as (process, release):
         there, running = processes(), begun()
@@ -432,7 +432,7 @@ def test_two_runs_at_a_time_no_port_no_second_command_and_a_killed_run_is_tried_
         assert [one for one in connections if one.status == psutil.CONN_LISTEN] == []
         with pytest.raises(BlockingIOError, match="is in use by another process"):
             quietly(SLOW)
-        assert "retries" in (workspace.home() / "batches/b/batch.yaml").read_text(), "that of the first"
+        assert "retries" in (workspace.home() / "batches/b/batch.yaml").read_text(), "the first run's process"
         running[0].kill()
         release()
         assert process.wait(120) == 0
@@ -446,11 +446,11 @@ ENDS |= {"ctrl-c": signal.SIGINT, "terminated": signal.SIGTERM}
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("how", ENDS)
-def test_a_batch_that_was_ended_goes_on(how):
-    """The next command does not wait for what a killed one has left behind: it ends that itself."""
+def test_an_interrupted_batch_resumes(how):
+    """The next command does not wait for processes of a killed one: it ends them itself."""
     with holding(SLOW) as (process, release):
         if how == "ctrl-c":
-            os.killpg(process.pid, ENDS[how])  # as a terminal does: to the batch and its workers
+            os.killpg(process.pid, ENDS[how])  # as a terminal does: sent to the batch and its workers
         else:
             process.send_signal(ENDS[how])
         if ENDS[how] != signal.SIGKILL:
@@ -460,21 +460,21 @@ def test_a_batch_that_was_ended_goes_on(how):
         elif how == "long killed":
             until(lambda: processes() == [])
     release()
-    if how != "killed":  # one that ends drops its lock last
+    if how != "killed":  # an ending process releases its lock last
         until(lambda: {*states(written())} <= {"waiting", "stopped"})
     quietly(SLOW)
     undisturbed(*((1, 2, 2) if how != "killed" else ()))
 
 
-# --- a scheduler elsewhere ---------------------------------------------------------------------------------
+# --- an external scheduler ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def scheduler():
-    """A scheduler and two workers as a person starts them: its address, and they, the scheduler last."""
+    """A scheduler and two workers as a user starts them: the address and the processes, scheduler last."""
     file, log = Path("scheduler.json").absolute(), Path("dask.txt").absolute()
     words = ("--scheduler-file", file, "--protocol", "tcp", "--host", "127.0.0.1", "--no-dashboard")
-    # What a killed test leaves behind ends by itself: the worker with its scheduler, that once it is idle.
+    # After a killed test all of these end: a worker with its scheduler, the scheduler once it is idle.
     started = [start("dask", "scheduler", *words, "--port", 0, "--idle-timeout", 300, log=log)]
     try:
         address = json.loads(until(lambda: file.exists() and file.read_text()))["address"]
@@ -484,7 +484,7 @@ def scheduler():
     finally:
         for process in started:
             process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a worker may wait for its own tasks
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a worker may wait for its tasks
                 process.wait(10)
             process.kill()
             process.wait()
@@ -492,8 +492,8 @@ def scheduler():
 
 @pytest.mark.usefixtures("acted_apart")
 @pytest.mark.parametrize("which", ["worker", pytest.param("scheduler", marks=pytest.mark.slow)])
-def test_a_worker_or_a_scheduler_that_is_killed(which):
-    """The runs of a worker go on with another one; a scheduler is told to be gone."""
+def test_a_killed_worker_or_scheduler(which):
+    """The runs of a killed worker go to another one; a lost scheduler is reported."""
     with (
         scheduler() as (address, started),
         holding(SLOW, "--scheduler", address) as (process, release),
@@ -510,7 +510,7 @@ def test_a_worker_or_a_scheduler_that_is_killed(which):
     undisturbed(*((1, 1, 2) if which == "worker" else ()))
 
 
-def test_a_worker_that_sees_another_disk_stops_the_batch_with_one_sentence(home, monkeypatch):
+def test_a_worker_on_another_disk_stops_the_batch_with_one_sentence(home, monkeypatch):
     job = workers.Job
     monkeypatch.setattr(workers, "Job", lambda **facts: job(**facts | {"batch": "elsewhere"}))
     with pytest.raises(ConnectionError, match=r"A worker does not see .*Set QNNKIT_HOME to a folder"):
@@ -518,8 +518,8 @@ def test_a_worker_that_sees_another_disk_stops_the_batch_with_one_sentence(home,
     assert states(written()) == ["waiting"] * 2
 
 
-def test_a_scheduler_that_does_not_answer_or_has_no_workers(home, monkeypatch):
-    """Also where nothing is left to run: nothing that was given is passed over."""
+def test_a_scheduler_without_an_answer_or_workers(home, monkeypatch):
+    """Also if nothing is left to run: no option is silently ignored."""
     from distributed import LocalCluster
 
     monkeypatch.setattr(workers, "TIMEOUT", 0.3)
@@ -528,24 +528,24 @@ def test_a_scheduler_that_does_not_answer_or_has_no_workers(home, monkeypatch):
         random.setstate(before)
         for place in ("tls://127.0.0.1:9", empty):
             where = getattr(place, "scheduler_address", place)
-            told = rf"No scheduler with a worker answers at {where} \(.*`dask worker {where} --nthreads 1`\.$"
-            with pytest.raises(ConnectionError, match=told):
+            text = rf"No scheduler with a worker answers at {where} \(.*`dask worker {where} --nthreads 1`\.$"
+            with pytest.raises(ConnectionError, match=text):
                 quietly(batch_of(), scheduler=place)
     random.setstate(before)
     assert list(home.iterdir()) == []
 
 
-# --- what is told ------------------------------------------------------------------------------------------
+# --- messages ----------------------------------------------------------------------------------------------
 
 
-def test_why_a_run_ended(tmp_path):
+def test_the_reason_why_a_run_ended(tmp_path):
     log, lines = tmp_path / "log.txt", ("qnnkit: It broke.\n", "Trace\nRuntimeError: odd\n")
     log.write_text("".join(lines))
-    for at, status, told in (
+    for at, status, reason in (
         (len(lines[0]), 1, "stopped with status 1: RuntimeError: odd. Its log is"),
         (len("".join(lines)), -9, "was ended by SIGKILL: it printed nothing. Memory may have run out"),
     ):
-        assert told in workers.reason(log, at, status)
+        assert reason in workers.reason(log, at, status)
 
 
 # --- a sampler ---------------------------------------------------------------------------------------------
@@ -556,13 +556,13 @@ STARTUP = {"seed": 1, "startup_trials": 2, "warmup_epochs": 0}
 
 
 def study_of(space, keys=None, **options):
-    """A batch with a sampler that prunes nothing."""
+    """A batch with a sampler that never prunes."""
     return batch_of(**keys or {}, optuna={"n_trials": 3, "pruner": "none", "space": space, **options})
 
 
 @pytest.fixture
 def studies(acted, monkeypatch):
-    """The studies that this process makes, oldest first."""
+    """The studies that this process creates, oldest first."""
     import optuna
 
     made, create = [], optuna.create_study
@@ -570,20 +570,20 @@ def studies(acted, monkeypatch):
     return made
 
 
-def test_a_sampler_proposes_learns_and_prunes(studies):
-    """The third run waits after two epochs until it is given up: it is worse than the median of two."""
+def test_a_sampler_proposes_learns_and_prunes_runs(studies):
+    """The third run waits after two epochs until it is pruned: it is worse than the median of two."""
     content = study_of(RATES, {"workers": 1}, n_trials=5, pruner="median", **STARTUP)
-    told, release = [], hold(3)
+    lines, release = [], hold(3)
 
     def echo(line):
-        told.append(line)
+        lines.append(line)
         if "pruned" in line:
             release()
 
     outcomes = batch.run_batch(content, echo=echo)
-    assert told[0] == "Batch b: up to 5 runs, proposed by tpe."
+    assert lines[0] == "Batch b: up to 5 runs, proposed by tpe."
     assert quietly(content)[0] == outcomes and len(outcomes) == 5
-    for study in studies:  # the second is made of the files alone
+    for study in studies:  # the second study is rebuilt from the files
         for trial, run in zip(study.trials, outcomes, strict=True):
             assert trial.params["learning_rate"] == pytest.approx(run.settings["learning_rate"])
             assert trial.state.name == {"finished": "COMPLETE", "pruned": "PRUNED"}[run.state]
@@ -596,10 +596,10 @@ def test_a_sampler_proposes_learns_and_prunes(studies):
     assert len(quietly(study_of(RATES, {"workers": 1}, n_trials=6, **STARTUP))[0]) == 6
 
 
-def test_a_killed_study_resumes_as_undisturbed(acted, studies, monkeypatch):
-    """One run at a time; trials are the same to the last digit. Of a loss the least is best.
+def test_a_killed_study_resumes_as_if_never_killed(acted, studies, monkeypatch):
+    """One run at a time; trials agree to the last digit. A loss is minimised.
 
-    What a kill leaves is a copy of the workspace at that moment.
+    A copy of the workspace at that moment imitates what a kill leaves.
     """
     space = {**RATES, "controls": [["classical"], ["no_quantum"]], "optimizer": ["adam", "sgd"]}
     left = acted.with_name("left")
@@ -618,13 +618,13 @@ def test_a_killed_study_resumes_as_undisturbed(acted, studies, monkeypatch):
     assert batch.frame(outcomes)["best validation loss of a seed"].tolist() == pytest.approx(losses)
 
 
-def test_trials_of_another_space_or_recipe_are_left_out(acted, studies):
+def test_trials_of_another_search_space_or_recipe_are_skipped(acted, studies):
     def ids(space=HIDDEN, keys=None, **options):
         return {each.id for each in quietly(study_of(space, keys, sampler="random", **options))[0]}
 
     before, path = ids(), acted / "batches" / "b" / "batch.json"
     listed = workspace.read_json(path)
-    del listed["trials"]  # as version 0.1 has left it
+    del listed["trials"]  # as version 0.1 wrote it
     workspace.write_json(path, listed)
     assert before <= ids()
     ids({"hidden": [3]}, n_trials=2)
@@ -632,7 +632,7 @@ def test_trials_of_another_space_or_recipe_are_left_out(acted, studies):
     assert not ids(keys={"settings": {"seed": 1}}) & before and len(studies[-1].trials) == 3
 
 
-def test_what_is_proposed_twice_is_run_once_and_what_failed_is_tried_by_the_next_command(studies):
+def test_a_repeated_proposal_runs_once_and_the_next_command_retries_failures(studies):
     """Choices may be lists."""
     space = {"controls": [["classical"], ["classical", "frozen_random"]]}
     for _ in range(2):
@@ -646,7 +646,7 @@ def test_what_is_proposed_twice_is_run_once_and_what_failed_is_tried_by_the_next
     assert [each.state.name for each in studies[-1].trials] == ["COMPLETE", "FAIL", "FAIL"]
 
 
-# --- the real thing ----------------------------------------------------------------------------------------
+# --- real runs ---------------------------------------------------------------------------------------------
 
 
 def small(pictures, **keys):
@@ -655,7 +655,7 @@ def small(pictures, **keys):
     return {**BASE, "recipe": "folder_quanv", "settings": settings, **keys}
 
 
-def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(apart, pictures, monkeypatch, capfd):
+def test_a_batch_of_only_03_train_ends_with_a_result_and_a_page(apart, pictures, monkeypatch, capfd):
     outcomes, _ = quietly(small(pictures, notebooks=["03_train"]))
     assert states(outcomes) == ["finished"], outcomes[0].error
     folder = outcomes[0].folder
@@ -666,10 +666,10 @@ def test_a_batch_of_03_train_alone_ends_with_a_result_and_a_page(apart, pictures
     monkeypatch.setattr(chain, "launch", lambda notebook, output, *_: output.write_text("{}"))
     qnnkit = typing(monkeypatch, capfd)
     analyze = "run", "--run-dir", folder, "--notebooks", "04_analyze"
-    assert "[1/1] 04_analyze: done" in qnnkit(*analyze)[1], "what is named runs, though there is a result"
+    assert "[1/1] 04_analyze: done" in qnnkit(*analyze)[1], "a named notebook runs even if there is a result"
     assert "04_analyze" not in qnnkit(*analyze)[1].split("Report:")[0], "once"
     (folder / "result.json").unlink()
-    assert "[1/1] 04_analyze: done" in qnnkit(*analyze)[1], "what says that it has finished is gone"
+    assert "[1/1] 04_analyze: done" in qnnkit(*analyze)[1], "the mark of a finished run is gone"
 
 
 @pytest.mark.slow
@@ -686,7 +686,7 @@ def test_the_study_notebook(apart):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("apart")
-def test_twenty_four_real_runs_stop_cleanly_fail_alone_and_clash_nowhere(pictures):
+def test_24_real_runs_stop_cleanly_and_fail_alone_without_clashes(pictures):
     """Half of them diverge and keep their notebooks; Ctrl-C in the middle leaves no kernel behind."""
     content = small(pictures, grid={"learning_rate": [0.01, 1e30]}, seeds=list(range(12)), workers=2)
     with command(content) as process:

@@ -1,4 +1,4 @@
-"""qnnkit.checkpoint: what was whole stays whole, whatever happens to the newest, and nothing is executed."""
+"""qnnkit.checkpoint: a damaged newest file harms no older one, and loading executes no code."""
 
 import contextlib
 import hashlib
@@ -30,12 +30,12 @@ def net():
 
 
 def state_of(number):
-    """A state that tells which it is."""
+    """A state that holds its number."""
     return {"model": {"weight": torch.full((3,), float(number))}, "progress": {"updates": number}}
 
 
 def keep(store, *numbers, best=None):
-    """Saves these states after what is there."""
+    """Saves these states after the existing ones."""
     store.restore()
     for number in numbers:
         store.save(state_of(number), best=best is True or best == number)
@@ -49,7 +49,7 @@ def written(folder, state, number=1):
 # --- one file ----------------------------------------------------------------------------------------------
 
 
-def test_everything_comes_back_bit_for_bit(tmp_path):
+def test_everything_is_restored_bit_for_bit(tmp_path):
     model, one, turned = net(), torch.arange(6.0), torch.exp(1j * torch.arange(3, dtype=torch.float64))
     optimizers = torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for each in optimizers:
@@ -68,19 +68,19 @@ def test_everything_comes_back_bit_for_bit(tmp_path):
         "turned/a/b": turned.conj().to(torch.complex64),
         "shared": {"all": one, "again": one, "view": one[2:], "across": one.view(2, 3).T},
     }
-    found = file.read(written(tmp_path, state))
-    assert same(found, state), "views and tied weights too"
-    found["turned"]["a"][0][1] = 1e-45
-    assert not same(found, state), "the comparison sees one bit"
+    loaded = file.read(written(tmp_path, state))
+    assert same(loaded, state), "including views and tied weights"
+    loaded["turned"]["a"][0][1] = 1e-45
+    assert not same(loaded, state), "the comparison notices one bit"
 
 
-def test_it_has_reached_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     done = disk_order(monkeypatch)
     path = written(tmp_path, state_of(1))
     assert done == [("flush", path.stat().st_ino), ("replace", path.name)]
 
 
-def test_the_newest_is_that_of_the_highest_number_with_more_digits_too(tmp_path):
+def test_the_newest_has_the_highest_number_also_with_more_digits(tmp_path):
     for number in (1, 2):
         keep(Store(tmp_path), number, best=True)
         for path in tmp_path.glob("checkpoint-000001-*"):
@@ -90,12 +90,12 @@ def test_the_newest_is_that_of_the_highest_number_with_more_digits_too(tmp_path)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.float64(1).dtype, nn.Linear(1, 1), {frozenset(): 1}])
-def test_what_is_neither_tensor_nor_plain_is_refused(value):
+def test_values_that_are_neither_tensor_nor_plain_raise_an_error(value):
     with pytest.raises(TypeError, match="model/part is a"):
         file.packed({"model": {"part": value}})
 
 
-def test_a_flipped_bit_or_an_end_anywhere_is_noticed(tmp_path):
+def test_a_flipped_bit_or_a_truncation_anywhere_is_noticed(tmp_path):
     path = written(tmp_path, state_of(1))
     content = path.read_bytes()
     broken = [content[: int(share * len(content))] for share in (0, 0.001, 0.5, 0.999)]
@@ -132,12 +132,12 @@ HEADERS += [{"format": file.FORMAT, "state": state} for state in ([], "model")]
 HEADERS += [[], None, {"format": 1}, {"step": 1}]
 CRAFTED = [safetensors({"a": torch.ones(1)}, {"qnnkit": json.dumps(header)}) for header in HEADERS]
 CRAFTED += [pickle.dumps(Payload()), zipped(), b"\x80\x04" + b"0" * 50]
-CRAFTED += [struct.pack("<Q", 2**62) + b"{}"]  # a header that claims to be huge
+CRAFTED += [struct.pack("<Q", 2**62) + b"{}"]  # a header that claims a huge size
 
 
 @pytest.mark.parametrize("content", CRAFTED, ids=range(len(CRAFTED)))
-def test_what_is_crafted_or_pickled_is_refused_and_runs_nothing(tmp_path, monkeypatch, content):
-    """Though its name has the hash that fits it."""
+def test_crafted_or_pickled_files_raise_an_error_and_run_no_code(tmp_path, monkeypatch, content):
+    """Even if the file name holds the right hash."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / f"checkpoint-000001-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
     path.write_bytes(content)
@@ -147,7 +147,7 @@ def test_what_is_crafted_or_pickled_is_refused_and_runs_nothing(tmp_path, monkey
 
 
 def adapted(seed=0):
-    """A net of two layers with LoRA on one; the base is drawn by the seed."""
+    """A net of two layers with LoRA on one; the seed fixes the base weights."""
     from peft import LoraConfig, get_peft_model
 
     with torch.random.fork_rng():
@@ -157,8 +157,8 @@ def adapted(seed=0):
         return get_peft_model(base, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
 
 
-def test_of_an_adapted_model_only_the_adapter_is_written(tmp_path):
-    """Frozen weights of another machine are the same to rounding; those of another base are refused."""
+def test_a_checkpoint_of_an_adapted_model_holds_only_the_adapter(tmp_path):
+    """Frozen weights may differ by rounding between machines; another base raises an error."""
     model, again, other = adapted(), adapted(), adapted(1)
     with torch.no_grad():
         for weight in model.parameters():
@@ -168,11 +168,11 @@ def test_of_an_adapted_model_only_the_adapter_is_written(tmp_path):
     assert set(state) == {weights.FROZEN, *small}
     read = file.read(written(tmp_path, {"model": state}))["model"]
     weights.load(again, read)
-    given = torch.ones(2, 64)
-    assert torch.equal(model(given), again(given)), "of the same base"
+    inputs = torch.ones(2, 64)
+    assert torch.equal(model(inputs), again(inputs)), "the same base"
     with torch.no_grad():
         frozen = again.get_submodule("base_model.model.0.base_layer").weight
-        frozen *= 1 + 2**-22  # as another processor's sine or logarithm
+        frozen *= 1 + 2**-22  # as sine or logarithm differ between processors
         weights.load(again, read)
         frozen *= 1 + 1e-4
     for refusing in (again, other):
@@ -189,12 +189,12 @@ def drawn():
     return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item()  # noqa: NPY002
 
 
-def test_every_generator_comes_back_and_neighbours_draw_other_numbers(tmp_path):
+def test_every_generator_is_restored_and_neighbouring_seeds_differ(tmp_path):
     values = []
     with checkpoint.own_generators():
         for key in [(0, 0), (0, 1), (1, 0), (1, 1), (0,)]:
             checkpoint.seed_all(*key)
-            values += drawn()  # an odd number of normal ones is kept in hand
+            values += drawn()  # an odd number: one normal draw stays cached
         path = written(tmp_path, {"random": checkpoint.random_state()})
         ahead = drawn()
         checkpoint.set_random_state(file.read(path)["random"])
@@ -202,11 +202,11 @@ def test_every_generator_comes_back_and_neighbours_draw_other_numbers(tmp_path):
     assert len(set(values)) == 25
 
 
-# --- a folder of them --------------------------------------------------------------------------------------
+# --- a folder of checkpoints -------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def kept(tmp_path):
+def saved(tmp_path):
     """A folder with the states of steps 1 to 5, of which 3 is the best."""
     keep(Store(tmp_path / "store", IDENTITY, keep=3), *range(1, 6), best=3)
     return tmp_path / "store"
@@ -229,12 +229,12 @@ def best_of(folder):
     return model.weight[0].item()
 
 
-def test_the_newest_the_last_few_and_the_best_stay(kept):
-    assert restored(kept) == 5
-    assert {int(path.name[11:17]) for path in kept.glob("checkpoint-*")} == {3, 4, 5}
-    keep(Store(kept, IDENTITY, keep=1), 6, 7)
-    assert {int(path.name[11:17]) for path in kept.glob("checkpoint-*")} == {3, 7}
-    assert best_of(kept) == 3
+def test_the_last_few_and_the_best_are_kept(saved):
+    assert restored(saved) == 5
+    assert {int(path.name[11:17]) for path in saved.glob("checkpoint-*")} == {3, 4, 5}
+    keep(Store(saved, IDENTITY, keep=1), 6, 7)
+    assert {int(path.name[11:17]) for path in saved.glob("checkpoint-*")} == {3, 7}
+    assert best_of(saved) == 3
 
 
 def test_an_empty_folder(tmp_path):
@@ -249,16 +249,16 @@ def harm(folder, how, *steps):
 
 
 def newest(folder, **changes):
-    """The newest is whole, but another net's, or says what no store writes."""
-    whole = {"identity": IDENTITY, "best": None, "state": state_of(6)}
-    written(folder, whole | changes, 6)
+    """Makes the newest an intact file of another net, or one that no store writes."""
+    content = {"identity": IDENTITY, "best": None, "state": state_of(6)}
+    written(folder, content | changes, 6)
 
 
-# What is done to the folder f -> which state is restored, and what is said of that.
+# Damage to the folder f -> which state is restored, and the warning about it.
 DAMAGE = {
     "nothing": (lambda f: None, 5, None),
     "newest cut short": (lambda f: harm(f, "cut", 5), 4, r"5-\w+.\w+` is damaged .* resumes from .*00004"),
-    "newest of no length": (lambda f: harm(f, "empty", 5), 4, "000004"),
+    "newest is empty": (lambda f: harm(f, "empty", 5), 4, "000004"),
     "newest with a flipped bit": (lambda f: harm(f, "flip", 5), 4, "000004"),
     "newest missing": (lambda f: harm(f, "delete", 5), 4, None),
     "newest grown": (lambda f: harm(f, "grow", 5), 4, "000004"),
@@ -280,40 +280,40 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_the_newest_whole_state_is_restored_and_nothing_good_is_deleted(kept, damage):
-    do, step, told = DAMAGE[damage]
-    do(kept)
-    before = {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()}
-    with contextlib.nullcontext() if told is None else pytest.warns(UserWarning, match=told) as warned:
-        assert restored(kept) == step
-    assert told is None or ("best epoch are lost" in str(warned[0].message)) == ("lost" in told)
-    assert {path.name: path.read_bytes() for path in kept.iterdir() if path.is_file()} == before
+def test_the_newest_intact_state_is_restored_and_no_intact_one_is_deleted(saved, damage):
+    do, step, message = DAMAGE[damage]
+    do(saved)
+    before = {path.name: path.read_bytes() for path in saved.iterdir() if path.is_file()}
+    with contextlib.nullcontext() if message is None else pytest.warns(UserWarning, match=message) as warned:
+        assert restored(saved) == step
+    assert message is None or ("best epoch are lost" in str(warned[0].message)) == ("lost" in message)
+    assert {path.name: path.read_bytes() for path in saved.iterdir() if path.is_file()} == before
     with warnings.catch_warnings(action="ignore"):
-        keep(Store(kept, IDENTITY, keep=2), 7)
-        assert step is None or named(kept, step).exists(), "what is damaged takes no good one's place"
-        keep(Store(kept, IDENTITY, keep=2), 8, best=8)  # training goes on, and is kept in its turn
-        assert restored(kept) == 8
+        keep(Store(saved, IDENTITY, keep=2), 7)
+        assert step is None or named(saved, step).exists(), "a damaged file replaces no intact one"
+        keep(Store(saved, IDENTITY, keep=2), 8, best=8)  # training continues and is saved in turn
+        assert restored(saved) == 8
 
 
 @pytest.mark.parametrize("room", [0, 100, 300])
-def test_a_full_disk_is_told_and_the_state_before_stays(kept, room):
-    before = {path.name for path in kept.iterdir()}
-    store = Store(kept, IDENTITY)
+def test_a_full_disk_is_reported_and_the_previous_state_stays(saved, room):
+    before = {path.name for path in saved.iterdir()}
+    store = Store(saved, IDENTITY)
     store.restore()
     with room_for(room):
         store.save(state_of(6))
         with pytest.raises(OSError, match="Free some space and run the same command again"):
             store.wait()
-    assert restored(kept) == 5 and {path.name for path in kept.iterdir()} == before
-    store.save(state_of(7))  # there is room again
+    assert restored(saved) == 5 and {path.name for path in saved.iterdir()} == before
+    store.save(state_of(7))  # the disk has room again
     store.wait()
-    assert restored(kept) == 7
+    assert restored(saved) == 7
 
 
-def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
-    """The state is the one at the moment of saving, though it is changed before it is written."""
+def test_training_continues_while_a_slow_disk_writes(tmp_path, monkeypatch):
+    """Saves the state at the moment of the call, even if it changes before it is written."""
     go, write = threading.Event(), file.write
-    monkeypatch.setattr(file, "write", lambda *given: go.wait(30) and write(*given))
+    monkeypatch.setattr(file, "write", lambda *args: go.wait(30) and write(*args))
     store, state = Store(tmp_path, IDENTITY), state_of(1)
     store.save(state)
     assert store.busy and not list(tmp_path.glob("checkpoint-*"))
@@ -324,7 +324,7 @@ def test_training_goes_on_while_a_slow_disk_writes(tmp_path, monkeypatch):
     assert same(Store(tmp_path, IDENTITY).restore(), state_of(1)) and not store.busy
 
 
-def test_a_reader_beside_the_writer_always_finds_a_whole_state(tmp_path):
+def test_a_concurrent_reader_always_gets_an_intact_state(tmp_path):
     store, seen = Store(tmp_path, IDENTITY, keep=2), []
     keep(store, 0)
     for number in range(1, 31):

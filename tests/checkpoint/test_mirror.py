@@ -1,4 +1,4 @@
-"""qnnkit.checkpoint: what is mirrored arrives whole, on disks that are slow, failing, full or gone."""
+"""qnnkit.checkpoint: mirrored files arrive intact on disks that are slow, failing, full or gone."""
 
 import contextlib
 import errno
@@ -38,7 +38,7 @@ def begin(folder, seed=0):
 
 
 def train(folder, step, size=1000, keep=2):
-    """One step as training leaves it: a row, an immutable checkpoint, then the old ones go."""
+    """One step as training does it: write a row and an immutable checkpoint, then delete old ones."""
     workspace.append_line(folder / "metrics.jsonl", {"step": step, "loss": 1 / (1 + step)})
     net = workspace.make_folder(folder / NET)
     content = random.Random(step).randbytes(size)
@@ -57,14 +57,14 @@ def names(folder):
 
 
 def require_whole(folder):
-    """What must hold in every restored state; gives the step that training would go on from."""
+    """Asserts what every restored state must satisfy; returns the step to resume from."""
     assert json.loads((folder / "config.json").read_bytes())
     rows = [row["step"] for row in read_lines(folder / "metrics.jsonl")]
     step = -1
     for path in sorted((folder / NET).glob("checkpoint-*")):
         content, step = path.read_bytes(), int(path.name.split("-")[1])
         assert content == random.Random(step).randbytes(len(content))
-        assert step in rows, "rows older than the checkpoint"
+        assert step in rows, "the rows are older than the checkpoint"
     return step
 
 
@@ -93,7 +93,7 @@ def other(tmp_path):
 
 @pytest.fixture
 def made(local, remote):
-    """A mirror of a run of one step, all of which is there."""
+    """A mirror of a run of one step, fully mirrored."""
     train(local, 0)
     made_ = Mirror(local, remote)
     assert made_.sync()
@@ -101,15 +101,15 @@ def made(local, remote):
 
 
 def mirror(local, remote, **settings):
-    """A mirror that is quick, and whose sentences are kept."""
-    told = []
+    """A fast mirror, and the list of its messages."""
+    notes = []
     made = Mirror(local, remote, **{"interval": 0.02, "patience": 30.0} | settings)
-    made.tell = told.append
-    return made, told
+    made.tell = notes.append
+    return made, notes
 
 
 def again(remote, tmp_path):
-    """What a new machine would get."""
+    """What a new machine would restore."""
     fresh = tmp_path / "fresh" / "run"
     shutil.rmtree(fresh.parent, ignore_errors=True)
     notes = restore(remote, fresh)
@@ -117,7 +117,7 @@ def again(remote, tmp_path):
 
 
 def assert_comes_back(remote, tmp_path, wanted):
-    """A new machine gets what is in the folder `wanted`."""
+    """Asserts that a new machine restores the contents of the folder `wanted`."""
     fresh, notes = again(remote, tmp_path)
     assert notes == [] and contents(fresh) == contents(wanted)
     return fresh
@@ -127,11 +127,11 @@ def without(folder, *paths):
     return {name: content for name, content in contents(folder).items() if name not in paths}
 
 
-# --- what is stored ----------------------------------------------------------------------------------------
+# --- contents of the mirror --------------------------------------------------------------------------------
 
 
-def test_what_is_mirrored_comes_back_and_lies_there_under_its_own_names(local, remote, tmp_path):
-    """On new machines again and again."""
+def test_mirrored_files_keep_their_names_and_are_restored(local, remote, tmp_path):
+    """On one new machine after another."""
     workspace.write_bytes(workspace.make_folder(local / "figures") / "loss.png", b"\x89PNG")
     for name, size in (("empty.txt", 0), ("none.jsonl", 0), ("a.bin", 3 << 20), ("03.failed.ipynb", 9)):
         (local / name).write_bytes(bytes(size))
@@ -140,13 +140,13 @@ def test_what_is_mirrored_comes_back_and_lies_there_under_its_own_names(local, r
         (workspace.make_folder((local / name).parent) / Path(name).name).write_text("stays here")
     machine = local
     for step in range(5):
-        made, told = mirror(machine, remote)
+        made, notes = mirror(machine, remote)
         with made:
             train(machine, step)
-        assert told == [] and restore(remote, machine) == [], "as new as the remote, whoever wrote before"
+        assert notes == [] and restore(remote, machine) == [], "already as new as the remote"
         before = {name: (remote / name).stat().st_ctime_ns for name in names(remote)}
-        fresh = Mirror(machine, remote)  # of the next process
-        assert not fresh.sync() and not fresh.sync(read_back=True), "without changes nothing is written"
+        fresh = Mirror(machine, remote)  # the next process's mirror
+        assert not fresh.sync() and not fresh.sync(read_back=True), "nothing is written without changes"
         assert {name: (remote / name).stat().st_ctime_ns for name in names(remote)} == before
         wanted, machine = machine, tmp_path / f"machine {step}" / "run"
         assert restore(remote, machine) == []
@@ -156,7 +156,7 @@ def test_what_is_mirrored_comes_back_and_lies_there_under_its_own_names(local, r
     assert not [name for name in visible(remote) if re.search(r"^\.|/\.|running|link", name)]
 
 
-def test_a_copy_has_reached_the_disk_before_it_gets_its_name(local, remote, monkeypatch):
+def test_a_copy_is_on_disk_before_it_gets_its_name(local, remote, monkeypatch):
     workspace.make_folder(remote)
     done = disk_order(monkeypatch)
     with (local / "config.json").open("rb") as file:
@@ -164,10 +164,10 @@ def test_a_copy_has_reached_the_disk_before_it_gets_its_name(local, remote, monk
     assert done == [("flush", (remote / "config.json").stat().st_ino), ("replace", "config.json")]
 
 
-# --- what changed ------------------------------------------------------------------------------------------
+# --- changes -----------------------------------------------------------------------------------------------
 
 
-def test_a_change_that_shows_in_no_time_or_size(local, remote, tmp_path):
+def test_a_change_that_alters_neither_time_nor_size(local, remote, tmp_path):
     made, path = Mirror(local, remote), local / "log.txt"
     for text in (b"aaaa", b"bbbb", b"cccc"):
         workspace.write_bytes(path, text)
@@ -176,14 +176,14 @@ def test_a_change_that_shows_in_no_time_or_size(local, remote, tmp_path):
         assert_comes_back(remote, tmp_path, local)
 
 
-def test_files_of_others_are_never_deleted_nor_taken_for_a_run(local, remote, other):
+def test_foreign_files_are_never_deleted_or_taken_for_a_run(local, remote, other):
     remote.mkdir()
     (remote / "thesis.txt").write_text("three years of work")
     assert restore(remote, other) == [] and not other.parent.exists()
     for name in ("result.json", "notebooks/03_train.ipynb"):
         workspace.write_json(workspace.make_folder((local / name).parent) / Path(name).name, {})
     Mirror(local, remote).sync()
-    (local / "result.json").rename(local / "result.epochs-2.json")  # the run is extended
+    (local / "result.json").rename(local / "result.epochs-2.json")  # the run is extended to more epochs
     (local / "notebooks/03_train.ipynb").unlink()
     Mirror(local, remote).sync()  # another process
     assert contents(remote) == contents(local) | {"thesis.txt": b"three years of work"}
@@ -191,18 +191,18 @@ def test_files_of_others_are_never_deleted_nor_taken_for_a_run(local, remote, ot
 
 @pytest.mark.parametrize("when", ["metrics.jsonl", "checkpoint-", "config.json"])
 @pytest.mark.parametrize("keep", [1, 9])
-def test_result_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, monkeypatch, when, keep):
-    """Training goes on while a file is looked at; what is pruned then is of no state, or still readable."""
+def test_result_checkpoints_and_rows_match_each_other(local, remote, tmp_path, monkeypatch, when, keep):
+    """Training continues while the mirror reads; files pruned meanwhile are unused or still readable."""
 
     def trained(step):
         train(local, step, keep=keep)
         workspace.write_json(local / "result.json", {"steps": step})
 
     def meanwhile(path):
-        found = stamp(path)
+        marks = stamp(path)
         if when in path.name and (step := next(steps, None)):
             trained(step)
-        return found
+        return marks
 
     trained(0)
     stamp, steps = there.stamp, iter(range(1, 4))
@@ -218,39 +218,39 @@ def test_result_checkpoints_and_rows_are_of_one_moment(local, remote, tmp_path, 
 
 
 def in_mirror(monkeypatch, operation, do):
-    """What a system call does in the mirror's thread, before the real one."""
+    """Calls `do` in the mirror's thread before a system call."""
     real = getattr(os, operation)
 
-    def changed(*given, **named):
+    def changed(*args, **named):
         if threading.current_thread().name == "mirror":
             do()
-        return real(*given, **named)
+        return real(*args, **named)
 
     monkeypatch.setattr(os, operation, changed)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_slow_disk_does_not_hold_training_up_and_one_that_hangs_is_given_up(
+def test_a_slow_disk_does_not_delay_training_and_a_hanging_one_is_abandoned(
     local, remote, tmp_path, monkeypatch, hangs
 ):
     answer = threading.Event()
-    made, told = mirror(local, remote, patience=0.05 if hangs else 30)
+    made, notes = mirror(local, remote, patience=0.05 if hangs else 30)
     in_mirror(monkeypatch, "fsync", lambda: answer.wait(60))
     with pytest.raises(OSError, match="it does not answer") if hangs else contextlib.nullcontext(), made:
         for step in range(3):
-            train(local, step)  # while the disk takes its time
+            train(local, step)  # while the disk is slow
         assert not (remote / STATE).exists()
         if not hangs:
             answer.set()
     answer.set()
     made._thread.join()
     assert_comes_back(remote, tmp_path, local)
-    assert told == []
+    assert notes == []
 
 
 @contextlib.contextmanager
 def trouble(monkeypatch, operation, number):
-    """Inside, a system call of the mirror's thread fails; without one, the disk is full."""
+    """Makes a system call of the mirror's thread fail; without one, the disk is full."""
     if operation is None:
         with room_for(100_000):
             yield
@@ -268,36 +268,34 @@ def trouble(monkeypatch, operation, number):
         ("fsync", errno.EIO, "the body fails too"),
     ],
 )  # fmt: skip
-def test_a_disk_in_trouble_keeps_the_state_before(
-    made, remote, tmp_path, monkeypatch, operation, number, end
-):
-    """It is told once; if nobody mends it, again in the end, by an error that the body's own goes before."""
+def test_a_failing_disk_keeps_the_previous_state(made, remote, tmp_path, monkeypatch, operation, number, end):
+    """Reported once; if it persists, again at the end, by an error that an error of the body precedes."""
     train(made.local, 1, size=200_000)
-    later, told = mirror(made.local, remote)
+    later, notes = mirror(made.local, remote)
     errors = {"mended": (), "for good": OSError, "the body fails too": ZeroDivisionError}
     lasting = contextlib.ExitStack()
     lasting.enter_context(trouble(monkeypatch, operation, number))
     with lasting, pytest.raises(errors[end]) if errors[end] else contextlib.nullcontext() as caught, later:
-        until(lambda: told)
+        until(lambda: notes)
         assert require_whole(again(remote, tmp_path)[0]) == 0
         if end == "mended":
             lasting.close()
-            until(lambda: len(told) == 2)
+            until(lambda: len(notes) == 2)
         _ = 1 / (end != "the body fails too")
     word, where = os.strerror(number), f"Everything is in `{made.local}`"
-    assert re.search(f"waits: .*{word}.* qnnkit tries again; training continues", told.pop(0))
+    assert re.search(f"waits: .*{word}.* qnnkit tries again; training continues", notes.pop(0))
     if end == "mended":
-        assert "works again" in told.pop()
+        assert "works again" in notes.pop()
     else:
-        sentence = str(caught.value) if end == "for good" else told.pop()
+        sentence = str(caught.value) if end == "for good" else notes.pop()
         assert re.search(f"mirrored completely to .*{word}.* {where}.* run the same command again", sentence)
         made.sync()
-    assert told == [] and not list(remote.glob(".draft"))
+    assert notes == [] and not list(remote.glob(".draft"))
     assert_comes_back(remote, tmp_path, made.local)
 
 
-def test_a_folder_that_is_gone_is_neither_written_to_nor_copied(made, local, remote):
-    """An ordinary, empty folder is in the place of a Drive that is no longer mounted."""
+def test_a_missing_folder_is_neither_written_nor_copied(made, local, remote):
+    """An ordinary, empty folder replaces a Drive that is no longer mounted."""
     mounted = remote.parent.rename(remote.parent.with_name("away"))
     remote.parent.mkdir()
     train(local, 1)
@@ -316,9 +314,9 @@ def test_a_folder_that_is_gone_is_neither_written_to_nor_copied(made, local, rem
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "delete", "swap"])
 @pytest.mark.parametrize("what", [f"{NET}/checkpoint-0*", "metrics.jsonl", "provenance.json", STATE])
-def test_the_end_mends_what_cannot_be_read_back(made, local, remote, tmp_path, harm, what):
+def test_the_end_repairs_files_that_cannot_be_read_back(made, local, remote, tmp_path, harm, what):
     damage(next(remote.glob(what)), harm)
-    if what == STATE and harm in ("flip", "cut"):  # as if another machine had written it
+    if what == STATE and harm in ("flip", "cut"):  # as if written by another machine
         with pytest.raises(FileExistsError, match="Keep one of the two"):
             made.sync()
         return
@@ -330,24 +328,24 @@ def test_the_end_mends_what_cannot_be_read_back(made, local, remote, tmp_path, h
 
 
 class Killed(BaseException):
-    """Nothing of the process goes on after this."""
+    """The process ends at this point."""
 
 
 @pytest.mark.parametrize(("before", "result"), [(0, "first"), (2, "first"), (2, "another")])
-def test_a_kill_at_every_single_step(tmp_path, monkeypatch, before, result):
-    """Each operation that changes a disk is, in turn, the first that no longer happens; see `make torture`.
+def test_a_kill_at_every_disk_operation(tmp_path, monkeypatch, before, result):
+    """Kills before each operation that changes a disk, one after the other; see `make torture`.
 
-    What is there then can be resumed from: by a new machine, by the same one, and by whoever works in the
-    remote folder itself.
+    Each time the run can be resumed: by a new machine, by the same one, and by a process that works in the
+    remote folder.
     """
     real, left = {name: getattr(os, name) for name in ("fsync", "replace", "unlink", "mkdir")}, 0
 
-    def counted(operation, *given, **named):
+    def counted(operation, *args, **named):
         nonlocal left
         left -= 1
         if left < 0:
             raise Killed
-        return operation(*given, **named)
+        return operation(*args, **named)
 
     for moment in range(1000):
         folder = tmp_path / str(moment)
@@ -370,7 +368,7 @@ def test_a_kill_at_every_single_step(tmp_path, monkeypatch, before, result):
         assert notes == []
         if fresh.exists() or before:
             step = require_whole(fresh)
-            assert step >= before - 1, "a checkpoint that was there is gone"
+            assert step >= before - 1, "an existing checkpoint is gone"
             if (fresh / "result.json").exists():
                 assert contents(local).items() <= contents(fresh).items() or step == before - 1
                 assert workspace.read_json(fresh / "result.json") == {"steps": step}
@@ -378,7 +376,7 @@ def test_a_kill_at_every_single_step(tmp_path, monkeypatch, before, result):
         shutil.copytree(remote, worked_in)
         settle(worked_in)
         assert contents(worked_in) == contents(remote)
-        Mirror(local, remote).sync()  # the same machine goes on
+        Mirror(local, remote).sync()  # the same machine resumes
         assert_comes_back(remote, folder, local)
         assert contents(remote) == contents(local) and not list(remote.glob(".draft"))
         if finished:
@@ -393,39 +391,39 @@ def test_a_kill_at_every_single_step(tmp_path, monkeypatch, before, result):
 @pytest.mark.filterwarnings("ignore:File `.*` has .* damaged lines:UserWarning")
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "delete", "swap", "folder", "link"])
 @pytest.mark.parametrize("what", [f"{NET}/checkpoint-*1-*", "metrics.jsonl", STATE, "config.json"])
-def test_what_is_damaged_where_it_is_mirrored_harms_nothing_else(local, remote, tmp_path, harm, what):
+def test_damage_to_a_mirrored_file_harms_nothing_else(local, remote, tmp_path, harm, what):
     for step in (0, 1):
         train(local, step)
     Mirror(local, remote).sync()
     path = next(remote.glob(what))
     name = path.relative_to(remote).as_posix()
     damage(path, harm)
-    if name == "config.json" and harm not in ("flip", "cut"):  # of which no JSON tells
+    if name == "config.json" and harm not in ("flip", "cut"):  # JSON parsing misses those two
         with pytest.raises(ValueError, match=r"config\.json.*Restore it"):
             again(remote, tmp_path)
         assert names(tmp_path / "fresh") in ([], [".run.mirror.lock"])
         return
     fresh, notes = again(remote, tmp_path)
     assert notes == [] and without(fresh, name, "moved", f"{NET}/moved") == without(local, name)
-    train(fresh, 7)  # the new machine goes on, and what it stores is whole again
-    if harm != "folder":  # which somebody else must have made
+    train(fresh, 7)  # the new machine resumes, and its mirror is intact again
+    if harm != "folder":  # such a folder is somebody else's
         made = Mirror(fresh, remote)
         assert made.sync() and not made.sync(read_back=True)
         assert_comes_back(remote, tmp_path / "newest", fresh)
 
 
 @pytest.mark.parametrize("version", ["mirrored_0_1", "mirrored_0_1_marks"])
-def test_a_workspace_of_an_earlier_version_opens(tmp_path, version):
-    """A new machine gets it, the one that it was written on brings it again, and nets fit."""
+def test_a_workspace_of_an_older_version_opens(tmp_path, version):
+    """A new machine restores it, the original machine restores it again, and the nets load."""
     shutil.unpack_archive(Path(__file__).with_name(f"{version}.zip"), tmp_path)
     local, remote = tmp_path / "local", tmp_path / "drive"
     fresh, before = assert_comes_back(remote, tmp_path, local), contents(local)
-    [told] = restore(remote, local)
-    assert "was moved to" in told and contents(local) == before
+    [note] = restore(remote, local)
+    assert "was moved to" in note and contents(local) == before
     for folder in (local, fresh):
         state = Store(folder / NET, {"net": "hybrid", "seed": 0}).restore()
         with own_generators():
-            torch.manual_seed(0)  # frozen weights of a named base were left out, and are drawn again
+            torch.manual_seed(0)  # frozen weights of a named base were not saved, and are drawn again
             model = nn.Sequential(nn.Linear(64, 17).requires_grad_(False), nn.Linear(17, 2))
         weights.load(model, state.pop("model"))
         assert (model[1].weight == 0.5).all() and (model[1].bias == 0.25).all()
@@ -439,9 +437,9 @@ def test_a_workspace_of_an_earlier_version_opens(tmp_path, version):
 # --- several machines --------------------------------------------------------------------------------------
 
 
-def test_only_one_mirror_works_on_a_folder_and_the_next_takes_over(local, remote, tmp_path):
+def test_only_one_mirror_uses_a_folder_and_the_next_takes_over(local, remote, tmp_path):
     first, _ = mirror(local, remote)
-    second, told = mirror(local, remote)
+    second, notes = mirror(local, remote)
     never, _ = mirror(local, remote.with_name("never"))
     first.__enter__()
     until(lambda: (remote / STATE).exists())
@@ -453,10 +451,10 @@ def test_only_one_mirror_works_on_a_folder_and_the_next_takes_over(local, remote
         train(local, 3)
         until(lambda: contents(remote) == contents(local))
     assert_comes_back(remote, tmp_path, local)
-    assert told == [] and require_whole(local) == 3
+    assert notes == [] and require_whole(local) == 3
 
 
-def test_a_run_that_has_begun_is_there_long_before_the_first_interval_ends(local, remote, monkeypatch):
+def test_a_new_run_is_mirrored_long_before_the_first_interval_ends(local, remote, monkeypatch):
     monkeypatch.setattr(there, "SOON", 0.02)
     begin(local)
     with mirror(local, remote, interval=999.0)[0]:
@@ -464,23 +462,23 @@ def test_a_run_that_has_begun_is_there_long_before_the_first_interval_ends(local
         assert contents(remote) == contents(local)
 
 
-def test_the_machine_that_was_overtaken_stops(made, local, remote, other, tmp_path):
-    (later, told), theirs = mirror(local, remote), Mirror(other, remote)
-    assert restore(remote, other) == [] and not theirs.sync()  # looking at a run takes it from nobody
+def test_a_machine_that_lost_the_run_to_another_stops(made, local, remote, other, tmp_path):
+    (later, notes), theirs = mirror(local, remote), Mirror(other, remote)
+    assert restore(remote, other) == [] and not theirs.sync()  # reading a run does not take it over
     train(other, 1)
     assert theirs.sync()
     with pytest.raises(OSError, match="another copy of this run has been mirrored"), later:
         train(local, 2)
-        until(lambda: told)
-        with pytest.raises(Timeout):  # nothing may be put in its place while it is worked on
+        until(lambda: notes)
+        with pytest.raises(Timeout):  # nothing may replace it while it is in use
             there.lock_of(local).acquire(timeout=0)
-    assert len(told) == 1 and not any(remote.glob(f"{NET}/checkpoint-000002-*"))
+    assert len(notes) == 1 and not any(remote.glob(f"{NET}/checkpoint-000002-*"))
     assert not theirs.sync(read_back=True)
     assert_comes_back(remote, tmp_path, other)
 
 
-def test_a_copy_that_does_not_come_from_there_is_not_mirrored_over_it(made, local, remote, other):
-    """Nor over a run that no mirror wrote; see `test_the_machine_that_was_overtaken_stops`."""
+def test_a_copy_of_other_origin_never_overwrites_the_mirror(made, local, remote, other):
+    """Nor a run that no mirror wrote; see `test_a_machine_that_lost_the_run_to_another_stops`."""
     begin(other, seed=8)
     (remote / STATE).unlink()
     with pytest.raises(FileExistsError, match="Keep one of the two"):
@@ -488,10 +486,10 @@ def test_a_copy_that_does_not_come_from_there_is_not_mirrored_over_it(made, loca
     assert contents(remote) == contents(local)
 
 
-def test_whoever_works_in_the_remote_folder_itself_takes_it_over(remote, other, tmp_path):
+def test_a_process_in_the_remote_folder_takes_the_run_over(remote, other, tmp_path):
     begin(remote)
     train(remote, 0)
-    assert restore(remote, other) == [] and contents(other) == contents(remote), "no mirror wrote it"
+    assert restore(remote, other) == [] and contents(other) == contents(remote), "it was written by no mirror"
     train(other, 1)
     made = Mirror(other, remote)
     assert made.sync()
@@ -504,11 +502,11 @@ def test_whoever_works_in_the_remote_folder_itself_takes_it_over(remote, other, 
     assert require_whole(assert_comes_back(remote, tmp_path, remote)) == 3
 
 
-# --- restoring onto what is there --------------------------------------------------------------------------
+# --- restoring over existing folders -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("why", ["outrun", "of unknown origin"])
-def test_another_local_folder_is_set_aside(made, local, remote, other, why):
+def test_a_different_local_folder_is_moved_aside(made, local, remote, other, why):
     if why == "outrun":
         restore(remote, other)
         train(other, 1)
@@ -524,7 +522,7 @@ def test_another_local_folder_is_set_aside(made, local, remote, other, why):
     assert restore(remote, local) == []
 
 
-def test_an_empty_local_folder_is_filled_and_what_is_as_new_or_a_file_stays(made, remote, other, tmp_path):
+def test_an_empty_local_folder_is_filled_and_an_up_to_date_one_or_a_file_stays(made, remote, other, tmp_path):
     other.mkdir(parents=True)
     assert restore(remote, other) == [] and contents(other) == contents(made.local)
     train(other, 1)  # not mirrored yet
@@ -537,8 +535,8 @@ def test_an_empty_local_folder_is_filled_and_what_is_as_new_or_a_file_stays(made
 
 
 @pytest.mark.parametrize("what", ["a checkpoint that cannot be read", "no answer"])
-def test_a_remote_that_cannot_be_brought(made, local, remote, other, monkeypatch, what):
-    """A local copy is gone on with; without one nothing begins."""
+def test_a_remote_that_cannot_be_restored(made, local, remote, other, monkeypatch, what):
+    """qnnkit continues with a local copy; without one nothing starts."""
     train(local, 1)
     Mirror(shutil.copytree(local, other.with_name("third")), remote).sync()
 
@@ -546,19 +544,19 @@ def test_a_remote_that_cannot_be_brought(made, local, remote, other, monkeypatch
     if what == "no answer":
         monkeypatch.setattr(there, "_read", lambda path: (failing if path.name == STATE else read)(path))
     else:
-        monkeypatch.setattr(there, "copy", lambda *given: (failing if ".safe" in given[1] else copy)(*given))
+        monkeypatch.setattr(there, "copy", lambda *args: (failing if ".safe" in args[1] else copy)(*args))
     with pytest.raises(OSError, match="Mount Drive") as caught:
         restore(remote, other)
     assert caught.value.errno == errno.EIO
     assert not contents(other) and not list(other.parent.glob(".run.restoring"))
     before = contents(local)
-    [told] = restore(remote, local)
-    assert f"`{local}`" in told and "continues" in told and contents(local) == before
+    [note] = restore(remote, local)
+    assert f"`{local}`" in note and "continues" in note and contents(local) == before
 
 
 @pytest.mark.parametrize("keep", [1, 9])
-def test_the_other_machine_writes_while_its_folder_is_brought(made, local, remote, other, monkeypatch, keep):
-    """A checkpoint that goes meanwhile has the same command asked for; rows are never older than the rest."""
+def test_the_other_machine_writes_while_its_folder_is_restored(made, local, remote, other, monkeypatch, keep):
+    """If a checkpoint vanishes meanwhile, the error asks for the same command; rows are never older."""
     train(local, 1)
     copy, steps = there.copy, iter([2])
     made.sync()
@@ -577,7 +575,7 @@ def test_the_other_machine_writes_while_its_folder_is_brought(made, local, remot
     assert restore(remote, other) == [] and require_whole(other) == (2 if keep == 1 else 1)
 
 
-def test_several_that_want_the_same_folder_bring_it_once_and_what_a_kill_left_goes(local, remote, other):
+def test_concurrent_restores_copy_once_and_remove_what_a_kill_left(local, remote, other):
     train(local, 0, size=5 << 20)
     Mirror(local, remote).sync()
     left = workspace.make_folder(other.with_name(".run.restoring"))

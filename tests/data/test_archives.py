@@ -1,4 +1,4 @@
-"""Files in folders, archives and at addresses: kept once, sampled; huge, damaged, hostile: one sentence."""
+"""Files in folders, archives and at addresses: caching, sampling, and errors for hostile or damaged ones."""
 
 import gzip
 import io
@@ -34,44 +34,44 @@ CLASSES = [f"{name}/{i}.png" for name in "ab" for i in range(10)]
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz", ".tgz"])
-def test_an_archive_is_read_as_its_folder_once_and_again_when_it_changes(tmp_path, monkeypatch, suffix):
+def test_an_archive_reads_like_its_folder_and_is_unpacked_only_on_changes(tmp_path, monkeypatch, suffix):
     folder = fill(tmp_path / "images", [*CLASSES, "__MACOSX/a/0.png", "a/.hidden.png"])
     path, direct = tmp_path / f"all{suffix}", load("class_folder", root=folder).fingerprint()
     for above in ("", "./", "outer/inner/"):
         pack(folder, path, above)
         assert load("class_folder", root=path).fingerprint() == direct
     with monkeypatch.context() as patched:
-        patched.setattr(places, "_unpack", None)  # nothing is unpacked again
+        patched.setattr(places, "_unpack", None)  # not unpacked again
         assert load("class_folder", root=path).fingerprint() == direct
     fill(folder, CLASSES, seed=500)
     assert load("class_folder", root=pack(folder, path)).fingerprint() != direct
     assert {each.name for each in tmp_path.iterdir()} == {"images", "cache", path.name}
 
 
-def test_what_a_kill_leaves_is_not_taken_for_whole(tmp_path, store):
+def test_a_killed_unpacking_is_not_taken_for_complete(tmp_path, store):
     folder = fill(tmp_path / "images", CLASSES)
     path = pack(folder, tmp_path / "all.zip")
     child = os.fork()
-    if child == 0:  # dies in the middle, before the eighth file
+    if child == 0:  # stops before the eighth file
         written, copy = [], shutil.copyfileobj
-        shutil.copyfileobj = lambda *given: os._exit(9) if len(written) == 7 else written.append(copy(*given))
+        shutil.copyfileobj = lambda *args: os._exit(9) if len(written) == 7 else written.append(copy(*args))
         load("class_folder", root=path)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert len([*store.rglob("*.png")]) in (7, 8)
     splits = load("class_folder", root=path)
     assert splits.fingerprint() == load("class_folder", root=folder).fingerprint()
-    assert len([*store.rglob("*.png")]) == 20, "the draft has gone"
+    assert len([*store.rglob("*.png")]) == 20, "the draft is deleted"
 
 
-# --- what is kept -------------------------------------------------------------------------------------------
+# --- the cache ----------------------------------------------------------------------------------------------
 
 
-def test_images_are_read_once_and_kept_as_one_file(tmp_path, monkeypatch):
+def test_images_are_read_once_and_cached_in_one_file(tmp_path, monkeypatch):
     root = fill(tmp_path / "images", CLASSES)
     put(root / "a" / "odd.png", noise(12, 10))
     without = load("class_folder", root=root)
-    assert not list(tmp_path.rglob("*.safetensors"))  # a plain script leaves nothing behind
+    assert not list(tmp_path.rglob("*.safetensors"))  # a plain script leaves no file behind
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / "home"))
     calls, read = [], places.Place.read
     monkeypatch.setattr(places.Place, "read", lambda self, name: calls.append(name) or read(self, name))
@@ -85,7 +85,7 @@ def test_images_are_read_once_and_kept_as_one_file(tmp_path, monkeypatch):
     assert [n_read(), n_read(), n_read(split_seed=5), n_read(image_size=4)] == [21, 0, 0, 21]
     picture = root / "a" / "0.png"
     before, content = picture.stat(), picture.read_bytes()
-    picture.write_bytes(content)  # what has the size and the time of before may be another
+    picture.write_bytes(content)  # a file of equal size and time may differ
     os.utime(picture, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert [n_read(), n_read()] == [21, 0]
     for damaged in (tmp_path / "home" / "datasets").glob("*.safetensors"):
@@ -121,7 +121,7 @@ def test_an_address_is_copied_once(tmp_path, store, monkeypatch):
         assert load("class_folder", root=url).fingerprint() == direct.fingerprint()
 
 
-# --- qnnkit sample: some files of each class, as they are, whole or not at all -----------------------------
+# --- qnnkit sample: some files of each class, copied unchanged, completely or not at all -------------------
 
 THREE = [f"{name}/{i}.png" for name in ("a", "b", "10") for i in range(12)]
 FLAT = [f"{i:04}_{i % 3:02}.png" for i in range(36)]
@@ -129,7 +129,7 @@ FLAT = [f"{i:04}_{i % 3:02}.png" for i in range(36)]
 
 @pytest.mark.parametrize(("files", "pattern"), [(THREE, None), (FLAT, r"(\d+)$")], ids=["classes", "flat"])
 @pytest.mark.parametrize("sides", [("",), ("train/", "test/")])
-def test_each_class_of_each_side_is_sampled_alike(tmp_path, files, pattern, sides):
+def test_each_class_of_each_split_is_sampled_equally(tmp_path, files, pattern, sides):
     source = fill(tmp_path / "all", [side + name for side in sides for name in files])
 
     def sampled(name: str, seed: int = 3, per_class: int = 4) -> set[str]:
@@ -144,7 +144,7 @@ def test_each_class_of_each_side_is_sampled_alike(tmp_path, files, pattern, side
     assert sampled("again") == names != sampled("other", seed=4) and sampled("fewer", per_class=2) < names
 
 
-def test_what_is_left_out_or_too_few_is_counted_named_and_told(tmp_path):
+def test_skipped_files_and_small_classes_are_counted_and_named(tmp_path):
     fill(tmp_path / "all", [f"id_{i:02}_label_{i % 12}{'x' * (i % 12 < 10)}.png" for i in range(47)])
     command = r"sample all some --per-class 4 --pattern (\d+)$"
     done = CliRunner().invoke(cli.app, command.split())
@@ -164,7 +164,7 @@ TYPED = [
 
 
 @pytest.mark.parametrize(("argument", "words"), TYPED)
-def test_the_command_tells_what_was_typed(tmp_path, argument, words):
+def test_the_command_quotes_what_was_typed(tmp_path, argument, words):
     (tmp_path / "there").symlink_to(fill(tmp_path / "all", THREE))
     fill(tmp_path / "taken", ["mine.txt"])
     before = sorted(tmp_path.rglob("*.png"))
@@ -173,11 +173,11 @@ def test_the_command_tells_what_was_typed(tmp_path, argument, words):
     assert sorted(tmp_path.rglob("*.png")) == before
 
 
-# --- refusals: (name of the file, its bytes, how it is read, words of the sentence)
+# --- errors: (name of the file, its bytes, how it is read, words of the message)
 
 
 def zipped(*members: tuple[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """A zip of these members, maybe one of them twice."""
+    """A zip of these members, optionally one of them twice."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", kind) as archive, warnings.catch_warnings(action="ignore"):
         for member in members:
@@ -186,13 +186,13 @@ def zipped(*members: tuple[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> byt
 
 
 def tarred(*names: str, kind: bytes = tarfile.REGTYPE, size: int = 0) -> bytes:
-    """A gzipped tar of empty members of one kind, each of which says that it has `size` bytes."""
+    """A gzipped tar of empty members of one kind, each of which claims `size` bytes."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name in names:
             info = tarfile.TarInfo(name)
             info.type, info.linkname, info.size = kind, "/etc/passwd", size
-            file_in: Any = archive.fileobj  # Python 3.13 adds no member that has a size and no content
+            file_in: Any = archive.fileobj  # Python 3.13 adds no member with a size but no content
             file_in.write(info.tobuf())
     return file.getvalue()
 
@@ -220,7 +220,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_one_sentence(case, tmp_path, monkeypatch):
+def test_a_bad_archive_raises_an_error_of_one_sentence(case, tmp_path, monkeypatch):
     name, content, read, words = REFUSED[case]
     for bound, most in {"MAX_BYTES": 2_000_000, "MAX_ARCHIVE": 32_000_000, "MAX_FILES": 200}.items():
         monkeypatch.setattr(places, bound, most)
@@ -229,31 +229,31 @@ def test_refused_in_one_sentence(case, tmp_path, monkeypatch):
     assert not [*tmp_path.parent.glob("escaped*"), *tmp_path.rglob("*escaped.txt")]
 
 
-# --- what lies deep, or is no file
+# --- deep folders, links and other things that are no files
 
 
 DEEP = ("a.txt", "1/b.txt", "1/2/3/4/5/6/7/c.txt", "names with blanks/ü ☃ 'quoted' \"twice\"/d.md")
 
 
-def test_files_of_every_depth_and_name_are_read_no_link_is_followed_and_others_are_told(tmp_path):
+def test_files_at_any_depth_are_read_links_are_skipped_and_reported(tmp_path):
     books = fill(tmp_path / "books", [*DEEP, ".hidden", "c", "cover.pdf", "deep/notes.docx"])
     fill(tmp_path / "elsewhere", ["c.txt"])
     for name, target in (("1/back", books), ("other", tmp_path / "elsewhere"), ("c.txt", books / "a.txt")):
         (books / name).symlink_to(target)
     os.mkfifo(books / "pipe.txt")
-    (tmp_path / "linked").symlink_to(books)  # the folder itself may be one
+    (tmp_path / "linked").symlink_to(books)  # the folder itself may be a link
     with tarfile.open(tmp_path / "books.tgz", "w:gz") as opened:
         opened.add(books, "books")
     for root, above in ((books, ""), (tmp_path / "linked", ""), (tmp_path / "books.tgz", "books/")):
-        found, notes = documents(root)
-        assert sorted(each.name for each in found) == sorted(above + name for name in DEEP)
+        texts, notes = documents(root)
+        assert sorted(each.name for each in texts) == sorted(above + name for name in DEEP)
         others = ", ".join(above + name for name in ("c", "cover.pdf", "deep/notes.docx"))
         links = ", ".join(above + name for name in ("1/back", "c.txt", "other", "pipe.txt"))
         assert notes == [
             f"Left out 3 files that are not text ({', '.join(SUFFIXES)}): {others}.",
             f"Left out 4 links, devices or empty folders: {links}.",
         ]
-    snapshot = fill(fill(tmp_path, ["blobs/1f"]) / "snapshots", ["a.txt"])  # as the Hub's cache has its files
+    snapshot = fill(fill(tmp_path, ["blobs/1f"]) / "snapshots", ["a.txt"])  # as in the Hub's cache
     (snapshot / "b.txt").symlink_to("../blobs/1f")
-    (snapshot / "c.txt").symlink_to(tmp_path / "blobs" / "1f")  # by a path of its own
+    (snapshot / "c.txt").symlink_to(tmp_path / "blobs" / "1f")  # by an explicit path
     assert [each.name for each in documents(snapshot)[0]] == ["a.txt", "b.txt"]

@@ -1,4 +1,4 @@
-"""qnnkit.data.augment: images a little otherwise, the same for one seed, and only in training."""
+"""qnnkit.data.augment: slightly changed images, reproducible by seed, only in training."""
 
 import math
 
@@ -19,8 +19,8 @@ def moved(images, seed=0):
         return augment.affine(images)
 
 
-def test_every_image_changes_by_the_seed_alone_and_an_even_one_stays_even(monkeypatch):
-    """What comes in from outside repeats the border: no black corners on white paper."""
+def test_changes_depend_only_on_the_seed_and_a_uniform_image_stays_uniform(monkeypatch):
+    """Pixels from outside repeat the border: no black corners on white paper."""
     images = moved(NOISE)
     assert images.shape == NOISE.shape and images.dtype == torch.uint8
     assert torch.equal(images, moved(NOISE)) and not torch.equal(images, moved(NOISE, seed=1))
@@ -36,11 +36,11 @@ BOUNDS = {
     "SHIFT": math.sqrt(2) * 41 * augment.SHIFT,
     "SCALE": 12 * (1 / (1 - augment.SCALE) - 1),
 }
-"""How far a spot 12 pixels right of the middle of 41 may move at most, in pixels, by each change."""
+"""The largest shift in pixels, by each change, of a spot 12 pixels right of the middle of 41."""
 
 
 @pytest.mark.parametrize("alone", BOUNDS)
-def test_each_change_stays_within_its_bound_and_reaches_for_it(monkeypatch, alone):
+def test_each_change_stays_within_its_bound_and_comes_close_to_it(monkeypatch, alone):
     for name in {*BOUNDS, "SHEAR"} - {alone}:
         monkeypatch.setattr(augment, name, 0.0)
     place = torch.stack(torch.meshgrid(torch.arange(41), torch.arange(41), indexing="ij"))
@@ -49,10 +49,10 @@ def test_each_change_stays_within_its_bound_and_reaches_for_it(monkeypatch, alon
     images = moved(spot.to(torch.uint8).expand(400, 1, 41, 41)).double()
     centres = (images * place).sum((2, 3)) / images.sum((2, 3))
     distance = (centres - begin).norm(dim=1).max()
-    assert 0.8 * BOUNDS[alone] < distance < BOUNDS[alone] + 0.1  # a spot of whole numbers is that exact
+    assert 0.8 * BOUNDS[alone] < distance < BOUNDS[alone] + 0.1  # rounding to whole values adds up to 0.1
 
 
-def test_only_training_changes_images():
+def test_only_training_images_are_augmented():
     task, batch = tasks.Classification.of(data.Images(augmentation="affine")), (NOISE[:, :1], torch.arange(6))
     net = nn.Sequential(nn.Flatten(), toys.AsFloat())
     with torch.random.fork_rng(devices=[]):

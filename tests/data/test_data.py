@@ -1,4 +1,4 @@
-"""Datasets: one contract for all of them, then real files that are wrong in every way people meet."""
+"""Datasets: one contract for all of them, then real files with every fault that users meet."""
 
 import itertools
 import re
@@ -26,7 +26,7 @@ def folder_of(root: Path, classes: Sequence[str] = "ab", n: int = 6, size: tuple
 
 
 def all_rows(splits: ImageSplits) -> dict[str, torch.Tensor]:
-    """Every image by its source."""
+    """Source -> image, for every image."""
     parts = map(splits.split, SPLITS)
     return {source: image for part in parts for source, image in zip(part.sources, part.images, strict=True)}
 
@@ -41,10 +41,10 @@ SMALL |= dict.fromkeys(
     ("mnist", "fashion_mnist", "kmnist"),
     lambda folder: archive(folder.with_suffix(".zip"), idx_files((40, 20), (6, 4), ".gz")),
 )
-"""Makes a small instance of a dataset; a third is its own test part, if it has one."""
+"""Makes a small instance of a dataset; a third is the given test part, if it has one."""
 SIZES = {"digits": (1079, 359, 359), "ahcd": (84, 28, 56)}
 SIZES |= dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), (30, 10, 20))
-"""Of train, validation and test; those of files are split by the hashes of their names: see test_placed."""
+"""Sizes of train, validation and test; files are split by the hashes of their names: see test_placed."""
 
 
 @pytest.mark.parametrize("name", sorted(name for name in DATASETS if kind(name) == "images"))
@@ -53,10 +53,10 @@ def test_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     options: dict[str, Any] = {"root": SMALL[name](tmp_path / "images")}
     splits = load(name, **options)
     assert splits.name == name and splits.notes == ()
-    assert name != "class_folder" or splits.classes == ("2", "10", "b")  # as people count
+    assert name != "class_folder" or splits.classes == ("2", "10", "b")  # sorted as people count
     parts = [splits.split(part) for part in SPLITS]
     sizes, total = [*map(len, parts)], torch.cat([part.labels for part in parts]).bincount()
-    assert len(all_rows(splits)) == sum(sizes) == sum(SIZES.get(name, (60,)))  # no image twice
+    assert len(all_rows(splits)) == sum(sizes) == sum(SIZES.get(name, (60,)))  # no image occurs twice
     for part in parts:
         assert part.images.dtype == torch.uint8 and part.labels.dtype == torch.int64
         assert part.images.shape == (len(part), splits.channels, *splits.image_size)
@@ -81,27 +81,27 @@ def test_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 1000), st.integers(0, 9))
-def test_a_share_has_the_total_that_is_asked_for(sizes: list[int], thousandths: int, seed: int) -> None:
-    whole, labels = torch.tensor(sizes), torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+def test_a_share_has_the_requested_total(sizes: list[int], thousandths: int, seed: int) -> None:
+    counts, labels = torch.tensor(sizes), torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     fraction, smaller = thousandths / 1000, share_of(len(labels), thousandths / 2000, seed, labels)
     rows = share_of(len(labels), fraction, seed, labels)
     rows = torch.arange(len(labels)) if rows is None else rows
-    least = torch.floor(fraction * whole.double() + 1e-9).clamp(min=1)
+    least = torch.floor(fraction * counts.double() + 1e-9).clamp(min=1)
     assert (labels[rows].bincount(minlength=len(sizes)) >= least).all()
     beyond = len(rows) - fraction * sum(sizes)
     assert abs(beyond) <= 0.5 + 1e-9 or 0 < beyond <= max(least.sum() - fraction * sum(sizes), len(sizes))
     assert {*smaller.tolist()} <= {*rows.tolist()}
 
 
-def test_each_seed_takes_other_samples_of_each_class_and_gives_others_one_more() -> None:
+def test_each_seed_draws_other_samples_and_rounds_up_other_classes() -> None:
     labels = torch.arange(28).repeat_interleave(432)  # the training part of AHCD: nine tenths of 480 each
-    kept = [share_of(len(labels), 3085, seed, labels) for seed in range(4)]
-    counts = [tuple(labels[rows].bincount().tolist()) for rows in kept]
+    drawn = [share_of(len(labels), 3085, seed, labels) for seed in range(4)]
+    counts = [tuple(labels[rows].bincount().tolist()) for rows in drawn]
     assert all(sum(each) == 3085 and set(each) == {110, 111} for each in counts)
-    assert len({*counts}) > 1 and not torch.equal(kept[0][:110], kept[1][:110])
+    assert len({*counts}) > 1 and not torch.equal(drawn[0][:110], drawn[1][:110])
 
 
-def test_the_order_of_batches_depends_on_seed_and_epoch_alone() -> None:
+def test_the_order_of_batches_depends_only_on_seed_and_epoch() -> None:
     splits = load("digits", train_fraction=0.05)
 
     def order(split: str, seed: int, epoch: int) -> torch.Tensor:
@@ -135,7 +135,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("argument", "name", "options"), WRONG)
-def test_arguments_that_are_refused(argument: str, name: str, options: dict[str, Any]) -> None:
+def test_arguments_that_raise_an_error(argument: str, name: str, options: dict[str, Any]) -> None:
     with refused(argument, (ValueError, FileNotFoundError)):
         load(name, **options)
 
@@ -157,7 +157,7 @@ LAYOUTS = {
     "sides of images": (
         "train_images/a/{}.png|train_images/b/{}.png|test_images/a/{}.png|test_images/b/{}.png", 4, "",
     ),
-    "a folder beside the sides": (
+    "a folder next to the splits": (
         "train/a/{}.png|train/b/{}.png|test/a/{}.png|test/b/{}.png|unlabelled/c/{}.png",
         *(4, "Left out 8 of 40 images that are outside of test/, train/: unlabelled/c/0.png, "),
     ),
@@ -171,17 +171,17 @@ LAYOUTS = {
         r"Left out 8 of 24 images whose names do not match ((?:(?<![^_ ])-)?\d+(?:\.\d+)?)$: 0x.png, ",
     ),
 }  # fmt: skip
-"""Names of files, how many groups of 8 are used, and how the note begins, if there is one."""
+"""Names of files, the number of used groups of 8, and the beginning of the note, if there is one."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_image_is_used_or_told(tmp_path: Path, layout: str) -> None:
-    names, n_used, told = LAYOUTS[layout]
+def test_every_image_is_used_or_reported(tmp_path: Path, layout: str) -> None:
+    names, n_used, note = LAYOUTS[layout]
     paths = [name.format(i) for name in names.split("|") for i in range(8)]
     fill(tmp_path, paths, size=(8, 8))
     splits = load("flat_folder" if "flat" in layout else "class_folder", root=tmp_path)
     assert len(all_rows(splits)) == 8 * n_used and splits.n_classes == (3 if n_used == 3 else 2)
-    assert len(splits.notes) == bool(told) and "".join(splits.notes).startswith(told)
+    assert len(splits.notes) == bool(note) and "".join(splits.notes).startswith(note)
     for side in ("validation", "test"):
         there = any(re.match(rf"{side[:3]}\w*/(a/|\d_)", name.lower()) for name in paths)
         assert not there or all(each.lower().startswith(side[:3]) for each in splits.split(side).sources)
@@ -192,9 +192,9 @@ SEVENS = tuple(f"{i}{number}.png" for number in ("x_007", "x_107", "y_012", "z_7
 SIGNED = tuple(f"{i}{number}.png" for number in ("x_-1", "x_1", "y-2", "z_0.25", "z_1.25") for i in "abcde")
 PATTERNS = [
     (THIRDS, None, "00 01 02"),
-    (THIRDS, r"_(\d+)\.png", "00 01 02"),  # of the whole name
-    (THIRDS, r"\d\d$", "00 01 02"),  # without a group
-    (SEVENS, None, "007 7 012 107"),  # merged, they were fewer classes
+    (THIRDS, r"_(\d+)\.png", "00 01 02"),  # matches the whole name
+    (THIRDS, r"\d\d$", "00 01 02"),  # a pattern without a group
+    (SEVENS, None, "007 7 012 107"),  # merged, there would be fewer classes
     (SIGNED, None, "0.25 1 1.25 2 -1"),
     (THIRDS, r"label_(\d+)", "root"),
 ]
@@ -218,7 +218,7 @@ WIDE = np.linspace(0, 65535, 64).round().astype(np.uint16).reshape(8, 8)
 HALF = np.stack([np.full((8, 8), 10), np.repeat([[0] * 4 + [255] * 4], 8, 0)], 2).astype(np.uint8)
 UPRIGHT = np.repeat(np.repeat(noise(3, 2), 8, 0), 8, 1)
 TURNED = Image.Exif()
-TURNED[0x0112] = 6  # shown turned by 90 degrees clockwise
+TURNED[0x0112] = 6  # displayed rotated by 90 degrees clockwise
 FILM = {"save_all": True, "append_images": [Image.fromarray(noise(8, 8, seed=8))]}
 PIXELS = {
     **{f"x{each}": (np.full((8, 8), 77, np.uint8),) for each in (".PNG", ".Jpeg", *places.SUFFIXES)},
@@ -233,7 +233,7 @@ PIXELS = {
         for each in ("png", "tif", "webp")
     },
 }
-"""Name -> what is saved, what its pixels are, and options of saving."""
+"""Name -> the saved array, the expected pixels, and options of saving."""
 
 
 @pytest.mark.parametrize("name", PIXELS)
@@ -245,7 +245,7 @@ def test_every_suffix_mode_and_orientation(tmp_path: Path, name: str) -> None:
     assert pixels.dtype == np.uint8 and np.abs(pixels - np.asarray(expected, float)).max() <= 2
 
 
-def test_what_is_resized_converted_or_cut_is_said_once(tmp_path: Path) -> None:
+def test_resizing_conversion_and_cropping_are_reported_once(tmp_path: Path) -> None:
     folder_of(tmp_path)
     put(tmp_path / "a" / "big.png", (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8))
     put(tmp_path / "b" / "small.png", Image.fromarray(noise(4, 5)).convert("1"))
@@ -265,7 +265,7 @@ def test_what_is_resized_converted_or_cut_is_said_once(tmp_path: Path) -> None:
     assert (colour.channels, grey.channels) == (3, 1) and grey.notes[2].endswith("from mode 1, P, RGB.")
 
 
-def test_what_cannot_be_read_is_named_and_runs_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+def test_unreadable_files_are_named_and_run_no_code(tmp_path: Path, monkeypatch: Any) -> None:
     folder, trace = folder_of(tmp_path / "images"), tmp_path / "trace"
     clean = load("class_folder", root=folder).fingerprint()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
@@ -274,10 +274,10 @@ def test_what_cannot_be_read_is_named_and_runs_nothing(tmp_path: Path, monkeypat
     (a / "11empty.png").touch()
     (a / "12cut.png").write_bytes((a / "0.png").read_bytes()[:80])
     put(a / "13bomb.png", noise(64, 64))
-    put(a / "14bomb.png", noise(10, 16))  # Pillow itself only warns of this one
+    put(a / "14bomb.png", noise(10, 16))  # Pillow itself only warns about this one
     (a / "15script.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n")
     put(a / "16float.tif", Image.fromarray(np.zeros((8, 8), dtype=np.float32)))
-    (a / "17.png").write_text(f"cos\nmkdir\n(V{trace}\ntR.")  # a pickle that leaves a trace when it is read
+    (a / "17.png").write_text(f"cos\nmkdir\n(V{trace}\ntR.")  # a pickle that leaves a trace when it is loaded
     with refused("root"):
         load("class_folder", root=a / "10text")
     (a / "10text").rename(a / "10text.png")
@@ -301,11 +301,11 @@ SIDED = [f"{side}/{each}" for side in ("train", "test") for each in BOTH]
 
 FOLDERS = [
     [],
-    ["train/1.png", "test/1.png"],  # sides without classes
+    ["train/1.png", "test/1.png"],  # splits without classes
     [*BOTH[:9], "b/0.txt"],
     [*BOTH[:9], "b/damaged.png"],
     [name for name in SIDED if "/a/" in name],  # one class
-    [*SIDED, "test/c/1.png"],  # a class that train has not
+    [*SIDED, "test/c/1.png"],  # a class that train lacks
     [*BOTH, "c/0.png", "c/1.png"],
     [name.replace("test", "eval") for name in SIDED],
     [name.replace("train", "val") for name in SIDED],
@@ -313,32 +313,32 @@ FOLDERS = [
 
 
 @pytest.mark.parametrize("names", FOLDERS)
-def test_folders_that_are_refused(tmp_path: Path, names: list[str]) -> None:
+def test_folders_that_raise_an_error(tmp_path: Path, names: list[str]) -> None:
     for damaged in fill(tmp_path, names).rglob("damaged.png"):
         damaged.write_text("text")
     with refused("root"):
         load("class_folder", root=tmp_path)
 
 
-def test_too_much_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_too_large_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "MAX_BYTES", 11 * 64)
     with refused("image_size"):
         load("class_folder", root=folder_of(tmp_path))
     assert load("class_folder", root=tmp_path, image_size=4).image_size == (4, 4)
 
 
-# --- names with accents: a Mac writes them apart (NFD), Colab and Linux as one (NFC) ------------------------
+# --- names with accents: a Mac stores them decomposed (NFD), Colab and Linux composed (NFC) -----------------
 
 
-def test_names_of_a_mac_and_of_colab_are_the_same_data(tmp_path: Path) -> None:
+def test_names_from_a_mac_and_from_colab_give_the_same_data(tmp_path: Path) -> None:
     mac, colab = tmp_path / "NFD", tmp_path / "NFC"
     for folder, name in itertools.product((mac, colab), ("caf\u00e9", "\u00fcber")):
         names = [f"{name}/{i} na\u00efve {i % 7}\u00e9.png" for i in range(30)]
         fill(folder, [unicodedata.normalize(folder.name, each) for each in names], 100 * ord(name[0]))
     packed = shutil.make_archive(str(mac), "zip", mac)
-    found = [load("class_folder", root=each) for each in (mac, colab, packed)]
-    assert len({(each.fingerprint(), each.train.sources) for each in found}) == 1
-    assert found[0].classes == ("caf\u00e9", "\u00fcber")
-    shutil.copytree(mac, colab, dirs_exist_ok=True)  # names that a Mac takes for one
+    loaded = [load("class_folder", root=each) for each in (mac, colab, packed)]
+    assert len({(each.fingerprint(), each.train.sources) for each in loaded}) == 1
+    assert loaded[0].classes == ("caf\u00e9", "\u00fcber")
+    shutil.copytree(mac, colab, dirs_exist_ok=True)  # names that a Mac treats as equal
     with refused("root"):
         load("class_folder", root=colab)

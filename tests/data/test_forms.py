@@ -1,6 +1,6 @@
-"""Files as people have them: each form is read whole, or refused in a sentence with the remedy.
+"""Files as users have them: each form is read completely, or raises an error that names the remedy.
 
-The same table is in docs/formats.md. What is made of them then: test_captions, test_text.
+docs/formats.md has the same table. test_captions and test_text cover what the kit makes of the files.
 """
 
 import gzip
@@ -31,7 +31,7 @@ def table(mark: str, *header: str, rows=ROWS, quote: str = '"') -> str:
 
 
 def records(*keys: str, lists: bool = False, **more) -> list[dict[str, Any]]:
-    """A record for each image of SAID, or of PAIR with lists of captions."""
+    """One record per image of SAID, or of PAIR with lists of captions."""
     said = {name: [*texts] for name, texts in PAIR.items()} if lists else dict(ROWS)
     return [{keys[0]: name, keys[1]: texts, **more} for name, texts in said.items()]
 
@@ -72,7 +72,7 @@ BARE = [(name.removesuffix(".jpg").upper(), text) for name, text in ROWS]
 THREE = ("image", "caption", "by")
 REFUSED = "refused"
 
-# form -> files, captions by image, words of the note (on what is not used) or of the refusal
+# form -> files, captions by image, words of the note (on unused files) or of the error
 IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "Flickr8k `captions.txt`, commas without quotation marks": ({"captions.txt": table(",", quote="")},
         SAID, ""),
@@ -154,8 +154,8 @@ SIDES |= {form: ("train", "validation") for form in IMAGES if "side" in form or 
 
 
 def check_notes(notes, says: str) -> None:
-    told = [note for note in notes if "not used" in note or "Not UTF-8" in note]
-    assert len(told) == bool(says) and says in " ".join(told)
+    lines = [note for note in notes if "not used" in note or "Not UTF-8" in note]
+    assert len(lines) == bool(says) and says in " ".join(lines)
 
 
 @pytest.mark.parametrize("form", IMAGES)
@@ -188,7 +188,7 @@ def parts(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"content": [{"type": "text", "text": message["content"]}]}
 
 
-# likewise, lists in a.jsonl -> the messages of the first record, or the text of all documents
+# the same for a.jsonl: lists -> the messages of the first record, or the text of all documents
 RECORDS: dict[str, tuple[Any, Any, str]] = {
     "ShareGPT, JSON lines": ([{"id": 1, "conversations": GREETING}] * 2, CHAT, "id"),
     "ShareGPT, JSON": ({"a.json": [{"conversations": GREETING}]}, CHAT, ""),
@@ -269,15 +269,15 @@ def test_text_and_chats(tmp_path, form):
         with refused("root", says=says):
             documents(tmp_path)
         return
-    found, notes = documents(tmp_path)
+    texts, notes = documents(tmp_path)
     if isinstance(wanted, str):
-        assert "\n\n".join(each.text.strip() for each in found) == wanted
+        assert "\n\n".join(each.text.strip() for each in texts) == wanted
     else:
-        assert [(each["role"], each["content"]) for each in found[0].messages] == wanted
+        assert [(each["role"], each["content"]) for each in texts[0].messages] == wanted
     check_notes(notes, says)
 
 
 @pytest.mark.parametrize(("form", "row"), [*IMAGES.items(), *RECORDS.items()])
-def test_the_page_names_each_form(form, row):
+def test_the_page_lists_each_form(form, row):
     what = "refused" if row[1] == REFUSED else "read whole"
     assert re.search(rf"(?m)^\| {re.escape(form)} \| .+ \| {what}", PAGE)

@@ -1,4 +1,4 @@
-"""Music in files and as tokens: every form read whole or refused, blocks, splits by piece, other keys."""
+"""Music in files and as tokens: forms read completely or refused, blocks, splits by piece, transposition."""
 
 import gzip
 import itertools
@@ -22,19 +22,19 @@ BOS, EOS = (TOKENS[name] for name in ("BOS_None", "EOS_None"))
 
 
 def heard(score) -> Counter:
-    """All that makes a note: program (-1 for drums), beginning and length in quarters, pitch."""
+    """What defines a note: program (-1 for drums), start and length in quarters, pitch."""
     of = [(-1 if t.is_drum else t.program, note) for t in score.to("quarter").tracks for note in t.notes]
     return Counter((who, round(n.start, 4), round(n.duration, 4), n.pitch) for who, n in of)
 
 
-def track(*notes: tuple[int, int, int, int], **given) -> Track:
-    made = Track(**given)
+def track(*notes: tuple[int, int, int, int], **options) -> Track:
+    made = Track(**options)
     made.notes.extend(Note(*each) for each in notes)
     return made
 
 
 def band(tpq: int = 480) -> Score:
-    """Unisons of several instruments, the lowest and highest drums, triplets, two tempos, a long note."""
+    """Unisons of several instruments, lowest and highest drums, triplets, two tempos and a long note."""
     score, third = Score(tpq), tpq // 3
     triplets = [*((i * third, third, 60 + i, 20 + 9 * i) for i in range(12)), (0, 20 * tpq, 127, 80)]
     beats = [(i * tpq // 8, tpq // 8, pitch, 100) for i in range(8) for pitch in (0, 36, 127)]
@@ -45,19 +45,19 @@ def band(tpq: int = 480) -> Score:
 
 
 def scale(n: int, first: int = 60) -> list[list[int]]:
-    """Steps of two voices: one moves, one holds for four steps."""
+    """Two voices in steps: one moves, one holds each note for four steps."""
     return [[first + i % 7, first - 12 - i // 4 % 5] for i in range(n)]
 
 
 def scales(*lengths: int) -> dict[str, list[list[int]]]:
-    """Pieces of JSON."""
+    """Pieces as JSON."""
     return {f"piece{i}": scale(n, 60 + i % 5) for i, n in enumerate(lengths)}
 
 
 # --- notes as tokens
 
 
-def test_every_note_of_a_band_comes_back_with_its_program_velocity_and_tempo():
+def test_every_note_of_a_band_keeps_its_program_velocity_and_tempo():
     score = band()
     again = TOKENS.decode(TOKENS.encode(score).ids)
     assert heard(again) == heard(score) and again.note_num() == score.note_num() == 4 * 13 + 24
@@ -68,12 +68,12 @@ def test_every_note_of_a_band_comes_back_with_its_program_velocity_and_tempo():
     assert max(abs(x - y) for (_, x), (_, y) in zip(before, after, strict=True)) <= 2  # one of 32 steps
 
 
-def test_what_a_grid_moves_is_counted(tmp_path):
+def test_notes_moved_to_the_grid_are_counted(tmp_path):
     score, on_grid = Score(480), of_steps(scale(30))
     piano = track((0, 480, 60, 64), (481, 480, 62, 64), (960, 470, 64, 64))
     piano.controls.append(ControlChange(0, 7, 100))
     score.tracks.append(piano)
-    score.tempos.extend([Tempo(0, 300), Tempo(480, 260.4), Tempo(960, 1e9)])  # which is infinite in a file
+    score.tempos.extend([Tempo(0, 300), Tempo(480, 260.4), Tempo(960, 1e9)])  # written as infinity in a file
     score.time_signatures.append(TimeSignature(0, 3, 4))
     for i, each in enumerate((on_grid, on_grid, on_grid, score)):
         each.dump_midi(tmp_path / f"{i}.mid")
@@ -95,7 +95,7 @@ def test_the_tokenizer_is_saved_as_json_next_to_a_model(tmp_path, monkeypatch):
         music("nowhere")
 
 
-# --- forms of files: name -> (file, content, notes that are read of it, or words of the refusal)
+# --- file forms: name -> (file, content, notes read from it, or words of the error)
 
 
 NOTE, DRUM = bytes([0, 0x90, 60, 64, 24, 0x80, 60, 0]), bytes([0, 0x99, 36, 64, 24, 0x89, 36, 0])
@@ -111,7 +111,7 @@ FORMS = {
     "a note without an end": ("a.mid", midi_bytes(b"\0\x90\x3e\x40" + NOTE), 1),
     "JSON by split": ("a.json", CHORALE, 3 * N),
     "JSON by name": ("a.json", json.dumps(scales(8, 8)).encode(), 2 * N),
-    "voices": ("a.json", b'{"x": [[60, 60, -1], [60, null, 62.0], []]}', 3),  # of which two in unison
+    "voices": ("a.json", b'{"x": [[60, 60, -1], [60, null, 62.0], []]}', 3),  # two of them in unison
     "a damaged file too": ("a.zip", {"a/1.mid": b"MThd", "a/2.mid": ONE}, 1),
     "a piece without notes": ("a.json", json.dumps({"x": scale(8), "y": [[]]}).encode(), N),
     "no MIDI": ("a.mid", b"no MIDI at all", "MThd"),
@@ -133,7 +133,7 @@ LEFT_OUT |= {"a note without an end": "a.mid (notes without an end: 1)"}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_read_whole_or_refused(form, tmp_path):
+def test_every_form_is_read_completely_or_raises_an_error(form, tmp_path):
     name, content, expected = FORMS[form]
     path = tmp_path / name
     archive(path, content) if isinstance(content, dict) else write(tmp_path, {name: content})
@@ -142,12 +142,12 @@ def test_every_form_is_read_whole_or_refused(form, tmp_path):
             collect(path)
         return
     for root in (path,) if path.suffix == ".zip" else (path, path.parent):
-        found, notes = collect(root)
-        assert sum(piece.score.note_num() for piece in found) == expected
+        loaded, notes = collect(root)
+        assert sum(piece.score.note_num() for piece in loaded) == expected
         assert LEFT_OUT.get(form, "") in "".join(notes)
 
 
-def test_composers_are_folders_archives_and_files(tmp_path):
+def test_composers_can_be_folders_archives_and_files(tmp_path):
     files = {name: ONE for name in ("ann/1.mid", "deep/bob/1.MIDI", "1.mid")}
     root = write(tmp_path / "root", files | {"dan.JSON.gz": gzip.compress(CHORALE)})
     archive(root / "zipped.zip", {"1.mid": ONE})
@@ -169,11 +169,11 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_blocks_cover_every_piece_and_predict_every_token(folder):
-    """A block of a piece begins with the last token of the one before, and predicts all that follow."""
+    """A block begins with the last token of the previous one, and predicts all tokens after it."""
     splits = music(folder, sequence_length=64)
     scores = {f"{piece.composer}/{piece.name}": piece.score for piece in collect(folder)[0]}
     assert splits.name == "music" and splits.length == 64 and splits.vocabulary == len(TOKENS)
-    assert sorted(places_of(splits)) == sorted(scores)  # each piece is in one split
+    assert sorted(places_of(splits)) == sorted(scores)  # each piece is in exactly one split
     for part in map(splits.split, SPLITS):
         assert part.input_ids.dtype == part.labels.dtype == torch.int64
         for source in {*part.sources}:
@@ -185,13 +185,13 @@ def test_blocks_cover_every_piece_and_predict_every_token(folder):
             assert labels[labels != IGNORED].tolist() == ids[1:] and (labels[:, 0] == IGNORED).all()
 
 
-def test_composers_are_split_alike_alone_and_with_others_whatever_the_length(folder):
+def test_a_composer_is_split_the_same_alone_and_with_others(folder):
     for name, part in by_composer(music(folder, sequence_length=64)).items():
         assert music(folder, composers=[name], sequence_length=64).fingerprint() == part.fingerprint()
         assert places_of(music(folder, composers=[name], sequence_length=128)) == places_of(part)
 
 
-def test_own_splits_are_kept(tmp_path):
+def test_given_splits_are_kept(tmp_path):
     sides = {"test": [scale(20)], "train": [scale(30), scale(31)], "valid": [scale(30)]}
     splits = music(write(tmp_path, {"own.json": sides}), split_seed=1, transpose=0)
     names = ("train-000", "train-001", "validation-000", "test-000")
@@ -199,7 +199,7 @@ def test_own_splits_are_kept(tmp_path):
     assert places_of(splits) == {f"own/{name}": name.partition("-")[0] for name in names}
 
 
-def test_a_composer_of_too_few_pieces_is_left_out_and_refused_alone_as_are_others(tmp_path):
+def test_a_composer_with_too_few_pieces_is_skipped_or_refused_if_alone(tmp_path):
     write(tmp_path, {"ann.json": scales(*[20] * 6), "few.json": scales(20, 20)})
     splits = music(tmp_path, sequence_length=64)
     assert list(by_composer(splits)) == ["ann"]
@@ -211,7 +211,7 @@ def test_a_composer_of_too_few_pieces_is_left_out_and_refused_alone_as_are_other
             music(tmp_path, **options)
 
 
-# --- other keys
+# --- transposition
 
 
 def in_major(pitches) -> Score:
@@ -227,7 +227,7 @@ RANGES = {(60, 67): range(-5, 6), (1,): range(-1, 6), (125,): range(-5, 3), (0, 
 
 @pytest.mark.parametrize("kind", ["remi", "midi_v2"])
 @pytest.mark.parametrize("pitches", RANGES)
-def test_transposition_shifts_pitches_and_keys_within_midi_and_leaves_drums(pitches, kind):
+def test_transposition_shifts_pitches_and_keys_within_midi_but_no_drums(pitches, kind):
     tokens, seen = writing(pieces.tokenizer_of(tokens=kind)), set()
     ids = torch.tensor([tokens.encode(in_major(pitches))[0]])
     labels = ids.masked_fill(torch.arange(ids.shape[1]) < 5, IGNORED)
@@ -235,9 +235,9 @@ def test_transposition_shifts_pitches_and_keys_within_midi_and_leaves_drums(pitc
     for epoch in range(80):
         after = transposed(before, epoch, most=5, tokens=tokens, seed=7)
         score = tokens.decode(after.input_ids[0].tolist())
-        found = {each.is_drum: [note.pitch for note in each.notes] for each in score.tracks}
-        seen.add(shift := found[False][0] - pitches[0] if pitches else 0)
-        assert (found[True], found.get(False, [])) == ([36], [pitch + shift for pitch in pitches])
+        tracks = {each.is_drum: [note.pitch for note in each.notes] for each in score.tracks}
+        seen.add(shift := tracks[False][0] - pitches[0] if pitches else 0)
+        assert (tracks[True], tracks.get(False, [])) == ([36], [pitch + shift for pitch in pitches])
         assert after.labels[0, :5].tolist() == [IGNORED] * 5 and after.sources == before.sources
         assert torch.equal(after.labels[0, 5:], after.input_ids[0, 5:])
         for signature in score.key_signatures if pitches else ():  # a semitone is seven fifths
@@ -247,14 +247,14 @@ def test_transposition_shifts_pitches_and_keys_within_midi_and_leaves_drums(pitc
     assert len(seen) == 1 or len({int(each.input_ids.sum()) for each in others}) > 1
 
 
-def test_training_batches_are_in_the_keys_of_their_epoch(folder):
+def test_training_batches_are_transposed_per_epoch(folder):
     splits = music(folder, sequence_length=64)
     for split, change in (("train", splits.augment), ("test", lambda part, epoch: part)):
         loader = splits.batches(split, 4, shuffle=False)
         for epoch in (3, 4):
             loader.set_epoch(epoch)
-            whole = torch.cat([batch["input_ids"] for batch in loader])
-            assert torch.equal(whole, change(splits.split(split), epoch).input_ids)
+            ids = torch.cat([batch["input_ids"] for batch in loader])
+            assert torch.equal(ids, change(splits.split(split), epoch).input_ids)
 
 
 # --- the real data
@@ -267,16 +267,16 @@ REAL = {
     "mozart-16th.json": (69, 82_628),
     "nottingham_midi.zip": (1034, 356_269),
 }
-"""Pieces and notes; of MIDI as mido counts them."""
+"""Numbers of pieces and notes; those of MIDI as mido counts them."""
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", REAL)
-def test_real_notes_come_back(name):
-    """All of them, with program, pitch, beginning and length, but for few that lie off the grid."""
+def test_real_notes_are_restored(name):
+    """All with program, pitch, start and length, except the few off the grid."""
     pieces, n_off = collect(real("music", name))[0], 0
     assert (len(pieces), sum(piece.score.note_num() for piece in pieces)) == REAL[name]
-    sides = Counter(piece.side for piece in pieces)  # those of the file, if it has any
+    sides = Counter(piece.side for piece in pieces)  # splits named by the file, if any
     chorales = {"train": 229, "validation": 76, "test": 77}
     assert sides == (chorales if "jsb" in name.lower() else {"any": len(pieces)})
     for piece in pieces[:: len(pieces) // 8]:
@@ -287,8 +287,8 @@ def test_real_notes_come_back(name):
 
 
 @pytest.mark.data
-def test_real_sonatas_are_split_as_ever(monkeypatch):
-    numbers = itertools.count(3)  # a token for each: notes take their time
+def test_the_splits_of_real_sonatas_never_change(monkeypatch):
+    numbers = itertools.count(3)  # one token per piece: real tokens take long
     monkeypatch.setattr(pieces.Remi, "encode", lambda self, score: ([BOS, next(numbers), EOS], Counter()))
     splits = music(real("music"), composers=["mozart-16th"])
     assert [len({*splits.split(side).sources}) for side in SPLITS] == [56, 5, 8]

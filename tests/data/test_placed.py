@@ -1,4 +1,4 @@
-"""One contract for all data that are placed by name: who is in which split, and what is told or refused."""
+"""One contract for all data that are split by name: the split of each item, the notes and the errors."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,10 +16,10 @@ SHARES = {"validation_fraction": 0.3, "test_fraction": 0.3}
 
 
 class Kind(NamedTuple):
-    """A dataset of items by number, and how a number is found in it again."""
+    """A dataset of numbered items, and how to find a number in it."""
 
     make: Callable[[Path, list[int], bool], Path]
-    """(Folder, numbers, whether all hold the same) -> root."""
+    """(folder, numbers, whether all items are equal) -> root."""
     name: str
     source: str = ""
     options: Mapping[str, Any] = MappingProxyType({})
@@ -76,34 +76,34 @@ def loaded(kind: Kind, root: Path, **options: Any) -> Any:
 
 
 def placed(kind: Kind, splits: Any, numbers: list[int], above: str = "") -> dict[int, str]:
-    """Number -> the split that it is in."""
+    """Number -> the name of its split."""
     if kind.source:
-        found = places_of(splits)
+        places = places_of(splits)
         names = {i: above + kind.source.format(i=i, side="ab"[i % 2], label=i % 2) for i in numbers}
-        assert sorted(found) == sorted(names.values())
-        return {i: found[name] for i, name in names.items()}
+        assert sorted(places) == sorted(names.values())
+        return {i: places[name] for i, name in names.items()}
     written = {name: splits.tokenizer.decode(splits.split(name).input_ids.flatten()) for name in SPLITS}
     return {i: name for i in numbers for name in SPLITS if f"Number {i:02d}." in written[name]}
 
 
-def test_one_more_or_less_moves_no_other_nor_does_a_folder_around_all(tmp_path: Path, kind: Kind) -> None:
+def test_adding_or_removing_an_item_or_outer_folder_moves_no_other_item(tmp_path: Path, kind: Kind) -> None:
     numbers, root = [*range(60)], tmp_path / "around" / "data"
-    own = loaded(kind, kind.make(root, numbers, False))
-    before = placed(kind, own, numbers)
+    first = loaded(kind, kind.make(root, numbers, False))
+    before = placed(kind, first, numbers)
     assert placed(kind, loaded(kind, root.parent), numbers, "" if kind.name == "music" else "data/") == before
     fewer = [i for i in numbers if i % 9]
     after = loaded(kind, kind.make(tmp_path / "fewer", fewer, False))
     assert placed(kind, after, fewer) == {i: before[i] for i in fewer}
     again, other, wider = (loaded(kind, root, **x) for x in ({}, {"split_seed": 1}, {"test_fraction": 0.5}))
-    assert own.fingerprint() == again.fingerprint() != other.fingerprint()
-    sides = [placed(kind, splits, numbers) for splits in (own, other, wider)]
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+    sides = [placed(kind, splits, numbers) for splits in (first, other, wider)]
     tests = [{i for i in numbers if side[i] == "test"} for side in sides]
     assert tests[0] < tests[2] and tests[0] != tests[1] and 8 <= len(tests[0]) <= 28
 
 
 @pytest.mark.parametrize("kind", [KINDS[name] for name in KINDS if name != "records"])
-def test_what_is_in_two_splits_is_told(tmp_path: Path, kind: Kind) -> None:
-    """Records that are equal are in one split."""
+def test_items_in_two_splits_are_reported(tmp_path: Path, kind: Kind) -> None:
+    """Equal records are in the same split."""
     splits = loaded(kind, kind.make(tmp_path / "x", [*range(30)], True))
     [note] = [each for each in splits.notes if each.startswith("Duplicates")]
     assert " of validation and test are also in an earlier split, " in note and " (train) = " in note
@@ -119,7 +119,7 @@ def test_what_is_in_two_splits_is_told(tmp_path: Path, kind: Kind) -> None:
         ("train_fraction", 9, {"train_fraction": 0}),
     ],
 )
-def test_what_is_refused(tmp_path: Path, kind: Kind, argument: str, n: int, options: dict[str, Any]) -> None:
+def test_bad_options(tmp_path: Path, kind: Kind, argument: str, n: int, options: dict[str, Any]) -> None:
     root = kind.make(tmp_path / "x", list(range(n)), False)
     with refused(argument, (ValueError, FileNotFoundError)):
         load(kind.name, **{"root": root, **kind.options, **SHARES, **options})

@@ -1,4 +1,4 @@
-"""MNIST, its kin and AHCD: fetched from a server of our own, read in every form, wrong in every way."""
+"""MNIST, similar sets and AHCD: downloads from a local server, every form of the files, every fault."""
 
 import functools
 import gc
@@ -24,14 +24,14 @@ KINDS = tuple(f"{side}-{kind}-ubyte" for side in ("train", "t10k") for kind in (
 
 @pytest.fixture
 def server(tmp_path_factory):
-    """A folder that a server gives, what it was asked for, and bytes after which its next answer breaks."""
+    """A served folder, the requests so far, and the bytes after which the next answer breaks off."""
     served = SimpleNamespace(folder=tmp_path_factory.mktemp("served"), asked=[], cut=None)
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def copyfile(self, source: Any, outputfile: Any) -> None:
             outputfile.write(source.read()[: served.cut])
 
-        def log_message(self, *given: object) -> None:
+        def log_message(self, *args: object) -> None:
             served.asked.append(self.path)
 
     handler = functools.partial(Handler, directory=served.folder)
@@ -55,10 +55,10 @@ FAULTS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch leaves a socket open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pooch closes no socket
 @pytest.mark.parametrize(("name", "fault", "reason"), FAULTS)
-def test_a_broken_download_leaves_nothing(server, store, monkeypatch, name, fault, reason):
-    """The dataset's own four files, or an archive at an address."""
+def test_a_broken_download_leaves_no_files(server, store, monkeypatch, name, fault, reason):
+    """The four files of the dataset, or an archive at an address."""
     files = idx_files(suffix=".gz")
     sums = {each: f"md5:{hashlib.md5(content).hexdigest()}" for each, content in files.items()}
     entry = public.PUBLIC["mnist"] | {"address": server.url, "files": sums}
@@ -71,11 +71,11 @@ def test_a_broken_download_leaves_nothing(server, store, monkeypatch, name, faul
         first.unlink()
     elif fault == "wrong":
         first.write_bytes(content[::-1])
-    with refused("root", OSError) as told:
+    with refused("root", OSError) as caught:
         load("mnist", root=root)
-    assert reason in str(told.value) and (root or entry["page"]) in str(told.value)
+    assert reason in str(caught.value) and (root or entry["page"]) in str(caught.value)
     assert not [*store.glob("mnist/*"), *store.glob("copies/*/*.zip"), *store.glob("copies/.*")]
-    del told
+    del caught
     gc.collect()
     first.write_bytes(content)
     server.asked, server.cut = [], None
@@ -85,7 +85,7 @@ def test_a_broken_download_leaves_nothing(server, store, monkeypatch, name, faul
 
 
 @pytest.mark.data
-def test_real_files_have_the_checksums():
+def test_real_files_match_the_checksums():
     for name, file in (("mnist", None), ("ahcd", "ahcd_csv.zip")):
         for there, checksum in public.PUBLIC[name]["files"].items():
             assert checksum == f"sha256:{hashlib.sha256(real(name, file or there).read_bytes()).hexdigest()}"
@@ -119,7 +119,7 @@ WRONG = [
     (KINDS[0], lambda each: idx_bytes(np.zeros(60))),  # labels
     (KINDS[1], lambda each: idx_bytes(np.arange(59) % 10)),
     (KINDS[1], lambda each: idx_bytes(np.r_[np.arange(58) % 10, 10, 255])),
-    (KINDS[2], lambda each: idx_bytes(noise(60, 6, 7))),  # another size
+    (KINDS[2], lambda each: idx_bytes(noise(60, 6, 7))),  # a different size
     (KINDS[3], None),
     (LABELS, lambda each: each.partition(b"\n")[2]),
     *((LABELS, lambda each, to=to: re.sub(rb"^\d+", to, each)) for to in (b"0", b"alef")),
@@ -129,15 +129,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
-def test_files_that_are_wrong_or_missing(tmp_path, name, change):
+def test_wrong_or_missing_files_raise_an_error(tmp_path, name, change):
     folder = ahcd_files(tmp_path / "x") if name.endswith("csv") else write(tmp_path, WHOLE)
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     if change is not None:
         (folder / name).write_bytes(change(content))
-    with refused("root") as told:
+    with refused("root") as caught:
         load("ahcd" if name.endswith("csv") else "mnist", root=folder)
-    assert change is not None or ("Its test labels" in str(told.value) and "https://" in str(told.value))
+    assert change is not None or ("Its test labels" in str(caught.value) and "https://" in str(caught.value))
 
 
 @pytest.mark.data
@@ -152,7 +152,7 @@ def test_real_mnist():
 
 
 @pytest.mark.data
-def test_real_ahcd_is_that_of_its_pictures_upright():
+def test_real_ahcd_equals_its_pictures_upright():
     splits = load("ahcd", root=real("ahcd", "ahcd_csv.zip"))
     assert splits.image_size == (32, 32) and splits.n_classes == 28 and splits.notes == ()
     counts = splits.train.labels.bincount() + splits.validation.labels.bincount()

@@ -1,4 +1,4 @@
-"""`data.arrays`: a user's own tensors, arrays and lists, split once and for all; and refused where wrong."""
+"""`data.arrays`: a user's tensors, arrays and lists: fixed splits, and errors for bad ones."""
 
 import re
 from pathlib import Path
@@ -28,18 +28,18 @@ def rows(splits: TensorSplits, name: str) -> list[int]:
     return [int(source.split("/")[1]) for source in splits.split(name).sources]
 
 
-# --- what comes out -----------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("targets", [LABELS, X[:, 0], X[:, :2]], ids=["labels", "numbers", "vectors"])
-def test_every_row_is_in_one_split_with_its_own_target(targets):
+def test_every_row_is_in_one_split_with_its_target(targets):
     splits = split(targets=targets, validation_fraction=0.1, test_fraction=0.3)
     assert isinstance(splits, TensorSplits) and [len(splits.split(name)) for name in SPLITS] == [24, 4, 12]
     assert sorted(row for name in SPLITS for row in rows(splits, name)) == list(range(N))
     for name in SPLITS:
-        part, own = splits.split(name), rows(splits, name)
-        assert own == sorted(own) and torch.equal(part.inputs, X[own].float())
-        expected = targets[own].float() if targets.is_floating_point() else targets[own]
+        part, indices = splits.split(name), rows(splits, name)
+        assert indices == sorted(indices) and torch.equal(part.inputs, X[indices].float())
+        expected = targets[indices].float() if targets.is_floating_point() else targets[indices]
         assert torch.equal(part.targets, expected) and part.targets.dtype == expected.dtype
     assert splits.sizes["input_shape"] == (3,) and splits.sizes["target_shape"] == tuple(targets.shape[1:])
     assert splits.sizes.get("n_classes") == splits.n_classes == (4 if targets is LABELS else None)
@@ -48,7 +48,7 @@ def test_every_row_is_in_one_split_with_its_own_target(targets):
     assert some.fingerprint() == split(targets=targets).keep(0.5).fingerprint()
 
 
-def test_rows_that_are_in_two_splits_are_told():
+def test_rows_in_two_splits_are_reported():
     [note] = split(X[:20].repeat(2, 1)).notes
     assert re.match(
         r"Duplicates: \d+ of 16 samples of validation and test .+, number for number: arrays/", note
@@ -66,36 +66,36 @@ CHANGED = [
 ]
 
 
-@pytest.mark.parametrize(("inputs", "targets", "told"), CHANGED)
-def test_numbers_that_are_not_taken_as_they_are_are_told(inputs, targets, told):
-    assert any(note.startswith(told) for note in split(inputs, targets).notes)
+@pytest.mark.parametrize(("inputs", "targets", "note_start"), CHANGED)
+def test_converted_numbers_are_reported(inputs, targets, note_start):
+    assert any(note.startswith(note_start) for note in split(inputs, targets).notes)
 
 
-def test_images_of_pillow_are_their_pixels_not_the_numbers_of_a_palette():
+def test_pillow_images_give_pixels_not_palette_indices():
     images = [Image.fromarray(noise(8, 8, 3, seed=seed)).quantize(9) for seed in range(N)]
     pixels = np.stack([np.asarray(image.convert("RGB")) for image in images])
     assert split(images).fingerprint() == split(pixels).fingerprint()
 
 
-def test_labels_are_split_class_by_class():
+def test_labels_are_split_per_class():
     uneven = torch.tensor([0] * 30 + [1] * 10)
     splits = split(targets=uneven, classes=np.array(["no", "yes"]))
     assert splits.classes == ("no", "yes") and splits.n_classes == 2
     assert [splits.split(name).labels.bincount().tolist() for name in SPLITS] == [[18, 6], [6, 2], [6, 2]]
     few = split(targets=uneven, train_fraction=0.1)
-    assert few.train.labels.unique().tolist() == [0, 1], "no class is lost from a small share"
+    assert few.train.labels.unique().tolist() == [0, 1], "a small share keeps every class"
     for values, names in ((2 * LABELS + 1, "1 3 5 7"), (LABELS - 1, "-1 0 1 2")):
         gaps = split(targets=values)
         assert gaps.classes == tuple(names.split()) and torch.equal(gaps.train.labels, split().train.labels)
 
 
 @pytest.mark.parametrize("shape", [(3,), (6, 5)], ids=["numbers", "images"])
-def test_splits_that_the_data_bring_are_kept(shape):
+def test_given_splits_are_kept(shape):
     inputs = torch.randint(256, (N, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     sides = ["train"] * 24 + ["test"] * 8 + ["validation"] * 8
-    kept = split(inputs, sides=pd.Series(sides))
+    splits = split(inputs, sides=pd.Series(sides))
     drawn = split(inputs[:32], LABELS[:32], sides=sides[:32])
-    assert [rows(kept, name) for name in SPLITS] == [[*range(24)], [*range(32, 40)], [*range(24, 32)]]
+    assert [rows(splits, name) for name in SPLITS] == [[*range(24)], [*range(32, 40)], [*range(24, 32)]]
     assert rows(drawn, "test") == [*range(24, 32)] and len(drawn.validation) == 5
     for wrong in (sides[1:], ["train"] * (N - 1) + ["valid"]):
         with refused("sides"):
@@ -116,44 +116,44 @@ LIKE = {
 
 @pytest.mark.parametrize("like", LIKE.values(), ids=LIKE)
 def test_the_same_numbers_in_another_form_are_the_same_data(like):
-    found = split(like(X), like(X[:, 0]))
-    assert found.fingerprint() == split(targets=X[:, 0]).fingerprint()
-    assert not found.train.inputs.requires_grad
+    splits = split(like(X), like(X[:, 0]))
+    assert splits.fingerprint() == split(targets=X[:, 0]).fingerprint()
+    assert not splits.train.inputs.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool])
-def test_whole_numbers_of_any_kind_are_labels_and_features_of_a_linear_layer(dtype):
+def test_any_integer_type_gives_labels_and_features_of_a_linear_layer(dtype):
     counts = (torch.arange(N * 5) % 200).reshape(N, 5).to(dtype)
     splits = split(counts, (LABELS % 2).to(dtype))
     assert splits.fingerprint() == split(counts.float(), LABELS % 2).fingerprint()
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (1, 6, 5), (3, 6, 5), (6, 5, 1), (6, 5, 3)])
-def test_bytes_are_images(shape):
+def test_arrays_of_bytes_are_images(shape):
     images = torch.randint(256, (N, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     splits = split(images, classes=list("abcd"))
     assert isinstance(splits, ImageSplits) and splits.classes == tuple("abcd")
     assert splits.sizes == {"channels": 3 if 3 in shape else 1, "image_size": (6, 5), "n_classes": 4}
     for name in SPLITS:
-        part, own = splits.split(name), rows(splits, name)
-        expected = images[own].movedim(-1, 1) if shape[2:] and shape[2] < 4 else images[own]
+        part, indices = splits.split(name), rows(splits, name)
+        expected = images[indices].movedim(-1, 1) if shape[2:] and shape[2] < 4 else images[indices]
         assert torch.equal(part.images, expected.reshape(part.images.shape))
-        assert torch.equal(part.labels, LABELS[own])
-    assert isinstance(split(images, X[:, 0]), TensorSplits), "they have no labels"
+        assert torch.equal(part.labels, LABELS[indices])
+    assert isinstance(split(images, X[:, 0]), TensorSplits), "the images have no labels"
 
 
-def test_the_fingerprint_is_over_numbers_targets_and_splits():
-    changed, own = X.clone(), X.float()
+def test_the_fingerprint_covers_numbers_targets_and_splits():
+    changed, copy = X.clone(), X.float()
     changed[7, 1] += 1e-3
-    splits = [split(own), split(changed), split(targets=LABELS.roll(1)), split(split_seed=3)]
+    splits = [split(copy), split(changed), split(targets=LABELS.roll(1)), split(split_seed=3)]
     splits += [split(train_fraction=0.5), split(targets=LABELS.double()), split(X[:, :, None])]
-    own.zero_()  # a later change of the user's tensor
+    copy.zero_()  # the user changes the tensor later
     prints = [each.fingerprint() for each in splits]
     assert len(set(prints)) == len(prints) and prints[0] == split(X.clone()).fingerprint()
 
 
-def test_images_of_the_hub_come_by_the_lines_of_the_docs(tmp_path):
-    """`datasets` reads a local folder offline as it reads the Hub's."""
+def test_hub_images_load_by_the_code_of_the_docs(tmp_path):
+    """`datasets` reads a local folder offline in the same way as one of the Hub."""
     both = (("train", 10), ("test", 4))
     names = [f"{side}/{name}/{i}.png" for side, n in both for name in ("cat", "dog") for i in range(n)]
     folder = fill(tmp_path / "pets", names)
@@ -166,11 +166,11 @@ def test_images_of_the_hub_come_by_the_lines_of_the_docs(tmp_path):
     assert len(splits.train) + len(splits.validation) == 20 and splits.classes == ("0", "1")
 
 
-# --- what is refused ----------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------
 
 
 def broken(value: float) -> torch.Tensor:
-    """1e300 is finite in float64, and is not in float32, in which nets compute."""
+    """1e300 is finite in float64 but not in float32, in which nets compute."""
     return X.clone().index_fill_(0, torch.tensor([3, 5]), value)
 
 
@@ -197,6 +197,6 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("argument", "inputs", "targets", "classes"), WRONG)
-def test_what_cannot_be_split(argument, inputs, targets, classes):
+def test_input_that_cannot_be_split_raises_an_error(argument, inputs, targets, classes):
     with refused(argument):
         split(inputs, targets, classes)

@@ -1,4 +1,4 @@
-"""qnnkit.device: the report is true of this machine; other machines are tried as plain facts."""
+"""qnnkit.device: the report is true of this machine; other machines are simulated by their facts."""
 
 import json
 import os
@@ -16,38 +16,38 @@ INSTALL = "pip install 'qnnkit[gpu]'"
 
 
 @pytest.fixture
-def here(tmp_path):
-    """This machine's report, which sets no variable; other globals are watched in every test."""
+def local(tmp_path):
+    """This machine's report, which sets no variable; conftest watches other globals in every test."""
     before = dict(os.environ)
-    found = device.report(tmp_path / "not" / "yet")
+    report = device.report(tmp_path / "not" / "yet")
     assert dict(os.environ) == before
-    return found
+    return report
 
 
 @pytest.mark.parametrize(
-    ("name", "system", "gpu", "told"),
+    ("name", "system", "gpu", "remedy"),
     [
         ("lightning.gpu", "Linux", None, "this is Linux with no GPU."),
         ("lightning.gpu", "Linux", "T4", f"has CUDA 13. Type: {INSTALL}; see https://pennylane.ai/"),
         ("lightning.qubit", "Darwin", None, "Type: pip install --upgrade pennylane-lightning"),
     ],
 )
-def test_what_does_not_run_has_a_reason_or_a_command(monkeypatch, name, system, gpu, told):
+def test_a_failing_simulator_has_a_reason_or_a_command(monkeypatch, name, system, gpu, remedy):
     monkeypatch.setattr(simulators.platform, "system", lambda: system)
-    assert told in simulators.remedy(simulators.Simulator(name, "fails"), gpu)
+    assert remedy in simulators.remedy(simulators.Simulator(name, "fails"), gpu)
     assert simulators.remedy(simulators.Simulator(name, "runs"), gpu) is None
 
 
-def test_report_is_true_of_this_machine(here):
-    facts = here.machine
+def test_the_report_is_true_of_this_machine(local):
+    facts = local.machine
     assert facts["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert 0 < facts["ram_available"] <= facts["ram_total"]
     assert facts["disk_free"] > 0 and facts["workspace"].endswith("yet")
     assert facts["torch_threads"] == torch.get_num_threads() and 1 <= facts["cores"] <= os.cpu_count()
-    usable = ["cpu", *(one.device for one in here.accelerators if one.error is None)]
-    assert usable == [str(found) for found in device.usable_devices()]
+    usable = ["cpu", *(one.device for one in local.accelerators if one.error is None)]
+    assert usable == [str(each) for each in device.usable_devices()]
     assert device.choose("auto").type == ("cuda" if "cuda:0" in usable else "cpu")
-    right, other, gpu = here.simulators
+    right, other, gpu = local.simulators
     assert (right.state, other.state, gpu.error is None) == ("runs", "runs", gpu.state == "runs")
     assert right.seconds > 0 and (right.name, other.name) == ("default.qubit", "lightning.qubit")
 
@@ -65,14 +65,14 @@ def test_a_container_limits_cores_and_memory(tmp_path, monkeypatch):
     assert machine.memory() == (1000, 700)
 
 
-def test_json_and_table_have_each_row_and_end_with_what_is_missing(here):
-    told = here.as_dict()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    labels = {line[2:20].strip() for line in device.table(here).splitlines() if line.startswith("  ")}
+def test_json_and_table_have_each_row_and_end_with_missing_parts(local):
+    facts = local.as_dict()
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    labels = {line[2:20].strip() for line in device.table(local).splitlines() if line.startswith("  ")}
     assert labels >= {"platform", "processor", "cores", "memory", "disk", "cpu", "mps", "lightning.gpu"}
     gpu = accelerators.Accelerator("cuda:0", "Tesla T4", None, 15 * 2**30, 14 * 2**30, 7.5)
     gone = simulators.Simulator("lightning.gpu", "missing", error="not installed")
-    colab = replace(here, machine=here.machine | {"colab": True}, accelerators=(gpu,), simulators=(gone,))
+    colab = replace(local, machine=local.machine | {"colab": True}, accelerators=(gpu,), simulators=(gone,))
     text, none = device.table(colab), replace(gpu, name=None, error="none")
     assert max(map(len, text.splitlines())) <= 100
     assert f"Type: {INSTALL}" in " ".join(text.split()).rpartition("What does not run")[2]
@@ -81,8 +81,8 @@ def test_json_and_table_have_each_row_and_end_with_what_is_missing(here):
     assert gave in device.table(replace(colab, accelerators=(none,))) and gave not in text
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
-def test_a_gpu_that_torch_cannot_use_is_listed_from_the_driver(tmp_path, monkeypatch):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is available")
+def test_a_gpu_that_torch_cannot_use_is_listed_by_the_driver(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'Tesla T4, 470.256.02'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -120,7 +120,7 @@ MODULES = {
 
 @pytest.fixture
 def stubs(tmp_path, monkeypatch):
-    """PennyLane devices that break, installed as a plugin is: modules and their entry points."""
+    """Broken PennyLane devices, installed like plugins: modules and their entry points."""
     for name, code in MODULES.items():
         (tmp_path / f"stub_{name}.py").write_text(code)
     plugin = tmp_path / "stub_plugin-1.2.dist-info"
@@ -139,13 +139,13 @@ def stubs(tmp_path, monkeypatch):
         ("stub.import", f"ImportError: no binaries; {NO_LIBRARY}"),
     ],
 )
-def test_a_device_that_loads_but_fails_its_first_circuit_is_reported_with_its_error(stubs, here, name, error):
+def test_a_device_that_fails_its_first_circuit_is_reported_with_its_error(stubs, local, name, error):
     tried = device.probe(name)
     assert (tried.state, tried.error) == ("fails", error)
-    assert f"fails     {error[:60]}" in device.table(replace(here, simulators=(tried,)))
+    assert f"fails     {error[:60]}" in device.table(replace(local, simulators=(tried,)))
 
 
-def test_lightning_gpu_is_tried_in_a_process_of_its_own_that_outlives_a_crash_and_a_hang(stubs, monkeypatch):
+def test_lightning_gpu_is_tried_in_a_subprocess_that_may_crash_or_hang(stubs, monkeypatch):
     crash, hang = simulators.try_apart("stub.crash", 60), simulators.try_apart("stub.hang", 0.2)
     assert crash.error == "its first circuit killed its process (SIGABRT)"
     assert hang.error == "its first circuit gave no answer within 0.2 s"
@@ -158,15 +158,15 @@ def test_lightning_gpu_is_tried_in_a_process_of_its_own_that_outlives_a_crash_an
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "CPU", "cuda:", "cuda:x", "", None, 0])
-def test_choose_refuses_a_device_that_is_not_here_or_unknown(name):
+def test_choose_refuses_a_missing_or_unknown_device(name):
     with refused("device"):
         device.choose(name)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_is_reported_and_its_simulator_runs(here):
-    first = here.accelerators[0]
+def test_cuda_is_reported_and_its_simulator_runs(local):
+    first = local.accelerators[0]
     assert (first.device, first.name, first.error) == ("cuda:0", torch.cuda.get_device_name(0), None)
     assert 0 < first.memory_free <= first.memory_total
-    assert here.simulators[-1].state == "runs" or not machine.version("pennylane-lightning-gpu")
+    assert local.simulators[-1].state == "runs" or not machine.version("pennylane-lightning-gpu")

@@ -1,4 +1,4 @@
-"""What circuits and nets compute, against closed forms; also in cells of 04b_inside and 07_circuit."""
+"""Measures of circuits and nets against closed forms, including cells of 04b_inside and 07_circuit."""
 
 import math
 from types import SimpleNamespace
@@ -31,13 +31,13 @@ def layer_of(after, observable, weights=(1,)) -> QuantumLayer:
         after(weights)
         return [qp.expval(observable), qp.expval(qp.Z(2))]
 
-    return layer_on(3, circuit, {"weights": weights}, "lightning.qubit")  # which splits batches
+    return layer_on(3, circuit, {"weights": weights}, "lightning.qubit")  # this splits batches
 
 
 @pytest.mark.parametrize(
     ("after", "observable", "shares"),
     [
-        (lambda w: qp.RZ(w[0], 0), qp.Z(0), [0, 1, 1, 1]),  # commutes with what is measured
+        (lambda w: qp.RZ(w[0], 0), qp.Z(0), [0, 1, 1, 1]),  # commutes with the observable
         (lambda w: qp.CNOT([0, 1]), qp.Z(1), [0, 0, 1, 1]),  # Z of the target becomes Z Z
         (lambda w: (qp.CNOT([0, 1]), qp.CNOT([1, 2])), qp.Z(2), [0, 0, 0, 1]),
         # RX turns Z into cos Z + sin Y, and CZ turns Y into Z Y.
@@ -52,7 +52,7 @@ def test_shares_in_closed_form(after, observable, shares):
     np.testing.assert_allclose(first["explained"][first["share"] > 1 - CLOSE], 1, atol=CLOSE)
 
 
-def test_what_has_no_strings_is_refused():
+def test_circuits_without_pauli_strings_raise_an_error():
     with refused("inputs"):
         gradients.pauli_weights(layer_of(lambda w: qp.RZ(w[0], 0), qp.Z(0)), torch.zeros(1, 3))
     with refused("layer"):
@@ -74,18 +74,18 @@ def test_tangent_kernels_of_a_linear_model_and_of_a_circuit():
     assert model.training and model[1].training and layer.weights.grad is None
 
 
-def test_alignment_is_one_for_the_labels_own_kernel_and_small_for_noise():
+def test_alignment_is_one_for_the_kernel_of_the_labels_and_small_for_noise():
     labels = torch.tensor([0, 1, 2] * 20)
-    own = (labels[:, None] == labels[None]).double()
-    assert gradients.alignment(3 * own + 2, labels) == pytest.approx(1, abs=CLOSE)
+    equal = (labels[:, None] == labels[None]).double()
+    assert gradients.alignment(3 * equal + 2, labels) == pytest.approx(1, abs=CLOSE)
     noise, centre = uniform(60, 60).double(), torch.eye(60).double() - 1 / 60
-    one, two = centre @ noise @ noise.T @ centre, centre @ own @ centre
+    one, two = centre @ noise @ noise.T @ centre, centre @ equal @ centre
     cosine = float((one * two).sum() / one.norm() / two.norm())
     assert gradients.alignment(noise @ noise.T, labels) == pytest.approx(cosine, abs=CLOSE) and cosine < 0.3
 
 
 class Coin(nn.Module):
-    """p = cos(w / 2) ** 2, whose Fisher information is 1 at every w; and weights that do nothing."""
+    """p = cos(w / 2) ** 2, whose Fisher information is 1 at every w, and weights without effect."""
 
     def __init__(self, n_idle: int):
         super().__init__()
@@ -101,15 +101,15 @@ def test_effective_dimension_of_a_constant_fisher_information(n_idle):
     model, n_data = Coin(n_idle), 1000
     kappa, size = n_data / (2 * math.pi * math.log(n_data)), 1 + n_idle
     expected = math.log(1 + size * kappa) / math.log(kappa) / size
-    found = gradients.effective_dimension(model, torch.zeros(3, 1), n_data=n_data, n_weights=7)
-    assert found == pytest.approx(expected, rel=CLOSE) and (model.weights == 1).all()
+    result = gradients.effective_dimension(model, torch.zeros(3, 1), n_data=n_data, n_weights=7)
+    assert result == pytest.approx(expected, rel=CLOSE) and (model.weights == 1).all()
 
 
-def test_effective_dimension_of_a_circuit_is_seeded_and_in_evaluation_mode():
+def test_effective_dimension_of_a_circuit_is_seeded_and_uses_evaluation_mode():
     layer = layer_of(lambda w: qp.StronglyEntanglingLayers(w, range(3)), qp.Z(0), (1, 3, 3))
     model, inputs = nn.Sequential(layer, linear(2, 3), nn.Dropout(0.5)).train(), uniform(8, 3, top=3.0)
-    given = {"n_data": 500, "n_weights": 5}
-    one, same, other = (gradients.effective_dimension(model, inputs, **given, seed=n) for n in (0, 0, 1))
+    sizes = {"n_data": 500, "n_weights": 5}
+    one, same, other = (gradients.effective_dimension(model, inputs, **sizes, seed=n) for n in (0, 0, 1))
     assert one == same != other and 0 < one < 1.5
     for wrong in ({"n_data": 49}, {"n_weights": 0}):
         with refused(*wrong):
@@ -120,21 +120,21 @@ def test_effective_dimension_of_a_circuit_is_seeded_and_in_evaluation_mode():
 
 
 def lines_of(layer: QuantumLayer, rows: torch.Tensor) -> dict:
-    """What the cells define of a net whose loss is its mean output."""
+    """The variables that the cells define for a net whose loss is its mean output."""
 
     def loss(model, batch) -> Step:
         return Step(model(batch[0]).mean(), {}, len(batch[0]))
 
-    found = {"model": layer, "layers": layers, "torch": torch, "pd": pd, "n_circuits": 1}
+    names = {"model": layer, "layers": layers, "torch": torch, "pd": pd, "n_circuits": 1}
     about = {"config": SimpleNamespace(seed=0), "save_figure": lambda *saved: None}
-    found["run"] = SimpleNamespace(task=loss, **about)
-    found["runs"] = SimpleNamespace(first_batch=lambda run, split, n: (rows,))
+    names["run"] = SimpleNamespace(task=loss, **about)
+    names["runs"] = SimpleNamespace(first_batch=lambda run, split, n: (rows,))
     with matplotlib.rc_context({"backend": "agg"}):
         for cell in nbformat.read(NOTEBOOKS / "04b_inside.ipynb", as_version=4).cells:
             if cell.cell_type == "code" and "vector_to_parameters" in cell.source:
-                exec(cell.source, found)
+                exec(cell.source, names)
         pyplot.close("all")
-    return found
+    return names
 
 
 def sum_of_angles(a=0.3, b=0.1) -> QuantumLayer:
@@ -148,24 +148,24 @@ def sum_of_angles(a=0.3, b=0.1) -> QuantumLayer:
     return QuantumLayer(circuit, {"a": (), "b": ()}, {"a": torch.tensor(a), "b": torch.tensor(b)})
 
 
-def test_a_line_is_a_cosine_and_frozen_angles_stay():
-    """Along the gradient two angles move by the offset each; with one frozen, the other moves alone."""
+def test_the_loss_along_a_line_is_a_cosine_and_frozen_angles_stay():
+    """Along the gradient both angles move by the offset; with one frozen, only the other moves."""
     layer, rows = sum_of_angles(), torch.tensor([[0.3]])
     for angles in (2, 1):
         layer.a.requires_grad_(angles == 2)
-        found = lines_of(layer, rows)
-        unit = found["unit"]  # of the random direction
-        assert len(found["angles"]) == angles
+        names = lines_of(layer, rows)
+        unit = names["unit"]  # the random direction
+        assert len(names["angles"]) == angles
         assert float(unit.square().mean()) == pytest.approx(1, abs=FLOAT32)
         steps = {"along the gradient": -angles, "random": float(unit.sum())}  # the gradient is -sin(0.7)
-        for name, line in found["lines"].items():
-            exact = np.cos(0.7 + steps.pop(name) * found["offsets"].numpy())
+        for name, line in names["lines"].items():
+            exact = np.cos(0.7 + steps.pop(name) * names["offsets"].numpy())
             np.testing.assert_allclose(line, exact, atol=FLOAT32)
         assert steps == {}
-        assert [float(each.detach()) for each in found["angles"]] == pytest.approx([0.3, 0.1][-angles:])
+        assert [float(each.detach()) for each in names["angles"]] == pytest.approx([0.3, 0.1][-angles:])
     assert lines_of(layer.requires_grad_(False), rows)["lines"] == {}
     flat = lines_of(sum_of_angles(0.0, 0.0), torch.zeros(1, 1))
-    assert list(flat["lines"]) == ["random"], "at a maximum there is no gradient"
+    assert list(flat["lines"]) == ["random"], "the gradient is zero at a maximum"
 
 
 # --- 07_circuit ---------------------------------------------------------------------------------------------
@@ -173,11 +173,11 @@ def test_a_line_is_a_cosine_and_frozen_angles_stay():
 
 @pytest.fixture(scope="module")
 def shown():
-    """Everything that the notebook's cells define, at a small size."""
+    """The variables that the notebook's cells define, at a small size."""
     with matplotlib.rc_context({"backend": "agg"}):
-        found = executed("07_circuit", n_qubits=2, n_pairs=50, n_weights=3)
+        names = executed("07_circuit", n_qubits=2, n_pairs=50, n_weights=3)
         pyplot.close("all")
-    return found
+    return names
 
 
 def haar(n, d, seed=0):
@@ -187,15 +187,15 @@ def haar(n, d, seed=0):
 
 
 def test_divergences_in_closed_form(shown):
-    """One state alone: 3 ln 75 of two qubits. RY(t)|0>: the arcsine law against uniform fidelities."""
+    """A single state of two qubits: 3 ln 75. RY(t)|0>: the arcsine law against uniform fidelities."""
     one = shown["divergence"](*shown["fidelity_histogram"](np.eye(4)[[1] * 100]))
     assert one == pytest.approx(3 * math.log(75))
     angles = np.random.default_rng(0).uniform(0, 2 * np.pi, 40_000) / 2
     shares = np.diff(2 / np.pi * np.arcsin(np.sqrt(np.linspace(0, 1, 76))))
     expected = float((shares * np.log(shares * 75)).sum())
     states = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    found = shown["divergence"](*shown["fidelity_histogram"](states))
-    assert found == pytest.approx(expected, abs=0.02)
+    result = shown["divergence"](*shown["fidelity_histogram"](states))
+    assert result == pytest.approx(expected, abs=0.02)
 
 
 def test_entanglement_of_known_states(shown):
@@ -206,13 +206,13 @@ def test_entanglement_of_known_states(shown):
 
     product = np.kron(np.kron(*haar(2, 2)), haar(1, 2, seed=1)[0])
     states = np.array([product, basis(0, 7), basis(1, 2, 4), basis(0, 3), basis(5)])
-    # a product, GHZ, W (purity of a wire 5/9), a Bell pair and a third wire, a basis state
+    # a product, GHZ, W (purity 5/9 per wire), a Bell pair with a third wire, a basis state
     np.testing.assert_allclose(shown["entanglement"](states), [0, 1, 8 / 9, 2 / 3, 0], atol=EXACT)
     assert shown["entanglement"](haar(2000, 16)).mean() == pytest.approx(14 / 17, abs=0.01)
 
 
-def test_frequencies_of_the_shipped_circuit_and_of_the_readers(shown, monkeypatch):
-    """cos(k x + b) has |c_k|^2 = 1/4; another period raises."""
+def test_frequencies_of_the_shipped_and_of_a_users_circuit(shown, monkeypatch):
+    """cos(k x + b) has |c_k|^2 = 1/4; a different period raises an error."""
     assert ((shown["spectra"].max(axis=1) > 1e-12) == (np.arange(5) <= 2)).all()
 
     def spectrum(k, b=0.0):

@@ -1,4 +1,4 @@
-"""Nets that were built to fail are told why, weight by weight; healthy ones are told nothing."""
+"""Each net that is built to fail gets its reason, weight by weight; healthy nets get none."""
 
 import numpy as np
 import pennylane as qp
@@ -29,14 +29,14 @@ def built(weights=None, first=True, **options) -> Turned:
 
 
 def computing(forward) -> Turned:
-    """A net with another way from the points to the logits."""
+    """A net that computes its logits by `forward`."""
     model = built()
     model.forward = lambda points: forward(model, points)
     return model
 
 
 def global_observable(inputs, weights):
-    """A product of cosines of 1.45 rad or so: each wire makes it eight times smaller."""
+    """A product of cosines of about 1.45 rad: each wire makes it eight times smaller."""
     qp.AngleEmbedding(0.05 * inputs, wires=range(8))
     for wire in range(8):
         qp.RX(weights[wire], wires=wire)
@@ -56,7 +56,7 @@ def amplitudes(inputs, weights):
 MISSED, SHOTS = {"measured": (0, 2)}, {"diff_method": "parameter-shift", "shots": 50}
 SAME = "Constant output in `circuit`: its output is the same for every sample"
 MISSING = "Unused inputs in `circuit`: … depends on its features 1 (counted from 0)"
-CASES = {  # net, and what is said: parts of each sentence
+CASES = {  # net -> parts of each expected sentence
     "healthy": (net, []),
     "a wire that is not measured": (lambda: built(**MISSED), [
         MISSING, "Dead weights … 1 weight … leads to a measured wire: weights[1] (RY on"]),
@@ -64,8 +64,8 @@ CASES = {  # net, and what is said: parts of each sentence
         lambda net, points: net.last(net.circuit(net.first(points)) * torch.tensor([1.0, 0.0]))), [
         "No gradient in `circuit`: 1 weight with … 0 on this batch: weights[1]"]),
     "amplitudes": (lambda: Turned(layer(amplitudes, (1,)), 4, 1), []),
-    "a way that is cut": (lambda: net(factor=0.0), ["No gradient in `circuit`: it was exactly 0 in every"]),
-    "a reader that weighs little": (lambda: net(factor=1e-4), [
+    "a cut path": (lambda: net(factor=0.0), ["No gradient in `circuit`: it was exactly 0 in every"]),
+    "a reader with small weights": (lambda: net(factor=1e-4), [
         "Vanishing gradient in `circuit`: … per radian (limit: at least 0.0001, … scale them up"]),
     "a flat circuit": (flat, ["Vanishing gradient … while its outputs change by … Use fewer qubits"]),
     "inputs times zero": (lambda: built(factors=(0, 0), first=False), [
@@ -73,26 +73,26 @@ CASES = {  # net, and what is said: parts of each sentence
     "equal inputs": (
         lambda: computing(lambda net, points: net.last(net.circuit(0 * net.first(points)))), [
         f"{SAME}: its inputs are all equal."]),
-    "a start at which no feature shows": (lambda: built(weights=torch.zeros(2), measured=(2, 3)), [
+    "a start that hides all features": (lambda: built(weights=torch.zeros(2), measured=(2, 3)), [
         f"{SAME}, at the present weights."]),
     "inputs with shots": (lambda: Turned(layer(amplitudes, (1,), **SHOTS), 4, 1), [
         "No gradient of the loss in `model` … `circuit` (parameter-shift) … broadcast_expand"]),
     "never called": (lambda: computing(lambda net, points: net.last(net.first(points))), [
         "Unused circuit in `circuit`: nothing calls it, so the net does not depend on it"]),
     "frozen": (lambda: Turned(net().circuit.requires_grad_(False)), ["No circuit trains in `model`"]),
-    "all of it frozen": (lambda: net().requires_grad_(False), ["No circuit trains in `model`"]),
+    "all frozen": (lambda: net().requires_grad_(False), ["No circuit trains in `model`"]),
     "no circuit": (lambda: net().last, ["No circuit in `model`"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_batch_tells_what_is_wrong_and_nothing_else(name):
+def test_one_batch_shows_each_fault_and_nothing_else(name):
     make, expected = CASES[name]
     model = make()
     for weight in model.parameters():
         weight.grad = torch.full_like(weight, 7)
-    found = gradients.diagnose(model, TASK, next(iter(data()["train"])))
-    sentences = [str(fault) for fault in found]
+    result = gradients.diagnose(model, TASK, next(iter(data()["train"])))
+    sentences = [str(fault) for fault in result]
     assert len(sentences) == len(expected), sentences
     for sentence, parts in zip(sentences, expected, strict=True):
         assert all(part in sentence for part in parts.split(" … ")), sentence
@@ -103,7 +103,7 @@ def test_one_batch_tells_what_is_wrong_and_nothing_else(name):
 
 
 def row(norm=0.5, step=0.01, snr=(0.5, 1.0), others=0.5, other_snr=0.1, ratio=(0.1,), **layer) -> dict:
-    """An epoch of 16 updates of a circuit, and maybe of classical weights, each with four weights."""
+    """An epoch of 16 updates of a circuit and optionally of a classical part, with four weights each."""
     circuit = {"layer": "q", "group": "quantum", "n_weights": 4, "norm": [norm] * 4, "step": [step] * 4}
     circuit |= {"snr_low": snr[0], "snr_high": snr[1], **layer}
     reader = {"layer": "head", "group": "classical", "n_weights": 4, "norm": [others] * 4}
@@ -117,31 +117,31 @@ def row(norm=0.5, step=0.01, snr=(0.5, 1.0), others=0.5, other_snr=0.1, ratio=(0
     ("numbers", "expected"),
     [
         ({}, []),
-        ({"norm": 1.9e-4}, ["Vanishing gradient"]),  # 1e-4 is the limit, of a weight: half of it
+        ({"norm": 1.9e-4}, ["Vanishing gradient"]),  # the limit of 1e-4 per weight is 2e-4 here
         ({"norm": 2.1e-4}, []),
-        ({"norm": 1.9e-4, "others": 1.8e-2}, []),  # more than a hundredth of the classical one
+        ({"norm": 1.9e-4, "others": 1.8e-2}, []),  # more than a hundredth of the classical norm
         ({"norm": 1.9e-4, "others": None}, ["Vanishing gradient"]),
         ({"norm": 19.0}, []),
         ({"norm": 21.0}, ["Exploding gradient"]),
         ({"step": 1.5}, []),
         ({"step": 1.6}, ["Steps too long"]),
-        ({"snr": (0.0, 0.24), "step": 0.31}, ["Steps too long"]),  # it is blamed before noise is
-        ({"snr": (0.0, 0.24), "step": 0.29}, ["Noise drowns the gradient"]),  # 16 steps together, too
+        ({"snr": (0.0, 0.24), "step": 0.31}, ["Steps too long"]),  # reported before noise
+        ({"snr": (0.0, 0.24), "step": 0.29}, ["Noise drowns the gradient"]),  # also over 16 steps together
         ({"snr": (0.0, 0.26), "other_snr": 0.1}, []),
         ({"snr": (0.0, 0.26), "other_snr": 0.3}, ["Noise drowns the gradient"]),
-        ({"snr": (0.1, 0.26), "other_snr": 0.3}, []),  # not zero
+        ({"snr": (0.1, 0.26), "other_snr": 0.3}, []),  # the lower end is not zero
         ({"ratio": (0.1, 1.1)}, ["Learning rate too high"]),
-        ({"ratio": (None, 5.0)}, []),  # weights that begin at zero
+        ({"ratio": (None, 5.0)}, []),  # weights that start at zero
         ({"input_dtype": "bfloat16", "norm": 0}, ["Half precision", "No gradient"]),
     ],
 )
-def test_what_an_epoch_shows(numbers, expected):
-    found = faults.of_epoch(row(**numbers))
-    assert [fault.kind for fault in found] == expected
-    assert all("{" not in str(fault) for fault in found)
+def test_faults_in_an_epoch(numbers, expected):
+    result = faults.of_epoch(row(**numbers))
+    assert [fault.kind for fault in result] == expected
+    assert all("{" not in str(fault) for fault in result)
 
 
-# --- trainings --------------------------------------------------------------------------------------------
+# --- training runs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_what_an_epoch_shows(numbers, expected):
         ({"precision": "bfloat16"}, ["Half precision"], ["Half precision"]),
     ],
 )
-def test_a_training_warns(settings, first, second):
+def test_training_prints_warnings(settings, first, second):
     rows = trained(net(), **settings)
-    assert [[told.partition(" in `")[0] for told in row["warnings"]] for row in rows] == [first, second]
+    assert [[text.partition(" in `")[0] for text in row["warnings"]] for row in rows] == [first, second]
 
 
 # --- which weights can learn --------------------------------------------------------------------------------
 
 
 def silent(layer: QuantumLayer, rows: torch.Tensor) -> set[int]:
-    """Weights on which no output depends: by PennyLane alone, output by output."""
+    """Weights that no output depends on, computed by PennyLane output by output."""
     witness = layer.with_qnode(layer.qnode, backend="default.qubit").double().requires_grad_(True)
     largest = torch.zeros(sum(weight.numel() for weight in witness.parameters()), dtype=torch.float64)
     for value in witness(rows.double()).flatten():
@@ -171,7 +171,7 @@ def silent(layer: QuantumLayer, rows: torch.Tensor) -> set[int]:
 
 
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
-def test_dead_weights_are_those_without_influence_and_every_weight_turns_a_gate(ansatz):
+def test_dead_weights_have_no_influence_and_every_weight_is_used_by_a_gate(ansatz):
     layer, rows = shipped(ansatz, n_qubits=4), uniform(5, 4)
     assert {i for each in gradients.dead(layer, rows) for i in each.weights} == silent(layer, rows)
     gates = gradients.gates(layer)
@@ -181,7 +181,7 @@ def test_dead_weights_are_those_without_influence_and_every_weight_turns_a_gate(
 
 
 def staircase(inputs, weights):
-    """Wire 0 is measured; what is turned after the CNOTs on other wires cannot reach it."""
+    """Wire 0 is measured; rotations of other wires after the CNOTs cannot reach it."""
     qp.AngleEmbedding(inputs, wires=range(3))
     for wire in range(3):
         qp.RY(weights[0, wire], wires=wire)
@@ -199,7 +199,7 @@ def commuting(inputs, weights):
 
 
 def measured(inputs, weights, other):
-    """What is measured on the way leads on."""
+    """A mid-circuit measurement influences later gates."""
     qp.RY(inputs[..., 0], wires=0)
     qp.RX(weights[0], wires=0)
     qp.RX(other, wires=2)
@@ -209,7 +209,7 @@ def measured(inputs, weights, other):
 
 LEADS = "no gate after it leads to a measured wire: "
 MOVES = "no measured value depends on it for this sample, at any weights: "
-DEAD = {  # circuit -> shapes, wires, and what is said: the weights, and why
+DEAD = {  # circuit -> shapes, wires, and the expected dead weights with their reasons
     staircase: ({"weights": (2, 3)}, 3, [
         ((2, 4, 5), f"3 weights cannot learn, because {LEADS}weights[0, 2] (RY on wire 2), weights[1, "
          "1] (RX on wire 1), weights[1, 2] (RX on wire 2)")]),
@@ -221,18 +221,18 @@ DEAD = {  # circuit -> shapes, wires, and what is said: the weights, and why
 
 
 @pytest.mark.parametrize("circuit", DEAD)
-def test_dead_weights_have_their_reason_and_frozen_ones_are_no_news(circuit):
+def test_dead_weights_have_a_reason_and_frozen_ones_are_not_reported(circuit):
     shapes, n_wires, expected = DEAD[circuit]
     layer, rows = layer_on(n_wires, circuit, shapes), uniform(4, n_wires)
-    found = gradients.dead(layer, rows)
-    assert [each.weights for each in found] == [weights for weights, _ in expected]
-    assert all(why in each.value for each, (_, why) in zip(found, expected, strict=True))
-    assert {i for each in found for i in each.weights} == silent(layer, rows)
+    result = gradients.dead(layer, rows)
+    assert [each.weights for each in result] == [weights for weights, _ in expected]
+    assert all(why in each.value for each, (_, why) in zip(result, expected, strict=True))
+    assert {i for each in result for i in each.weights} == silent(layer, rows)
     list(layer.parameters())[-1].requires_grad_(False)
     assert [each.weights for each in gradients.dead(layer, rows)] == []
 
 
-def test_an_unlucky_start_is_told_apart_and_the_model_is_left_as_it_was():
+def test_an_unlucky_start_is_recognised_and_the_model_is_unchanged():
     model = nn.Sequential(layer_on(1, commuting, {"weights": (3,)}), nn.BatchNorm1d(1)).train()
     with torch.no_grad():
         model[0].qnode_weights["weights"].copy_(torch.tensor([0.0, 1.0, 1.0]))
@@ -244,7 +244,7 @@ def test_an_unlucky_start_is_told_apart_and_the_model_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("values", [[1e-3, 2.0, 0.5, 1, 1, 1], [0.0, np.nan] * 3])
-def test_the_coloured_circuit_shows_every_gate_where_its_wires_are_free(values):
+def test_the_coloured_circuit_draws_every_gate_on_free_wires(values):
     gates = gradients.gates(layer_on(3, staircase, {"weights": (2, 3)}))
     figure = plots.coloured_circuit(gates, np.array(values), "size", dead={2, 4, 5})
     boxes = [box for box in figure.axes[0].patches if box.get_zorder() == 4]
@@ -254,7 +254,7 @@ def test_the_coloured_circuit_shows_every_gate_where_its_wires_are_free(values):
     assert plots.as_png(figure)
 
 
-def test_gates_of_every_form_are_drawn_and_a_long_circuit_goes_on_below():
+def test_gates_of_every_form_are_drawn_and_a_long_circuit_wraps():
     forms = [("Hadamard", (0,), 0), ("IsingXX", (0, 2), 0), ("CRX", (2, 0), 1), ("CZ", (0, 1), 1)]
     forms += [("CNOT", (2, 1), 1), ("Toffoli", (0, 1, 2), 2), ("MottonenStatePreparation", (), 0)]
     gates = [gradients.Gate(*form, (i,), (), True) for i, form in enumerate(forms)]
@@ -263,5 +263,5 @@ def test_gates_of_every_form_are_drawn_and_a_long_circuit_goes_on_below():
     assert boxes == [(0,), (1,), (1,), (2,), (3,), (5,), (6,)]
     assert len(plots.outlines(figure, 1)) == 2 and plots.outlines(figure, 4) == []
     gates = gradients.gates(shipped("strongly_entangling", n_qubits=4, n_layers=4, mirrored=True))
-    assert {gate.name for gate in gates} == {"RY", "RZ", "CNOT"}, "inverse gates are gates"
+    assert {gate.name for gate in gates} == {"RY", "RZ", "CNOT"}, "inverse gates count as gates"
     assert plots.coloured_circuit(gates, np.ones(48), "size").get_figheight() > 5

@@ -1,4 +1,4 @@
-"""Gradients: right ones pass, and every planted fault is found."""
+"""Gradients: correct ones pass, and every planted fault is caught."""
 
 import functools
 import re
@@ -29,12 +29,12 @@ layer_of = functools.partial(shipped, n_qubits=2, n_layers=1, seed=1)
 
 
 class FaultyDevice(LightningQubit):
-    """A simulator whose derivatives are wrong by a factor."""
+    """A simulator with derivatives that are wrong by a factor."""
 
     name, factor = "faulty.qubit", 1.0
 
-    def execute_and_compute_derivatives(self, *given):
-        values, jacobian = super().execute_and_compute_derivatives(*given)
+    def execute_and_compute_derivatives(self, *args):
+        values, jacobian = super().execute_and_compute_derivatives(*args)
         return values, tree_map(lambda value: self.factor * value, jacobian)
 
 
@@ -52,11 +52,11 @@ def test_every_circuit_passes_in_every_precision_on_every_backend(ansatz, embedd
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.001, float("nan")])
-def test_a_wrong_gradient_is_found_and_a_right_one_passes(factor):
+def test_a_wrong_gradient_is_caught_and_a_correct_one_passes(factor):
     layer, device = layer_of(), FaultyDevice((0, 1), seed=None)
     device.factor, layer.qnode = factor, layer.qnode.update(device=device, diff_method="adjoint")
     rows = gradients.check(nn.ModuleDict({"head": layer}), samples=2)
-    assert rows["passed"].tolist() == [factor == 1.0] * 4 + [True], "it has no fused form"
+    assert rows["passed"].tolist() == [factor == 1.0] * 4 + [True], "the circuit has no fused form"
     if factor == 1.0:
         return gradients.require(rows)
     with pytest.raises(gradients.GradientError) as caught:
@@ -64,7 +64,7 @@ def test_a_wrong_gradient_is_found_and_a_right_one_passes(factor):
     assert re.search(r"`head` .* backprop to 1e-05, but .* at weights\[\d, \d, \d\]", str(caught.value))
 
 
-def test_check_leaves_the_model_as_it_was_and_is_fixed_by_its_seed():
+def test_check_leaves_the_model_unchanged_and_is_reproducible_by_seed():
     model = nn.ModuleList([layer_of("random"), layer_of("hardware_efficient")]).requires_grad_(False)
     before = [weight.clone() for weight in model.parameters()]
     one, same, other = (gradients.check(model, samples=1, seed=seed) for seed in (0, 0, 1))
@@ -74,7 +74,7 @@ def test_check_leaves_the_model_as_it_was_and_is_fixed_by_its_seed():
     assert not any(weight.requires_grad or weight.grad is not None for weight in model.parameters())
 
 
-def test_check_of_nothing_and_of_a_layer_that_has_not_run():
+def test_check_without_layers_and_of_a_layer_that_has_not_run():
     weightless = layer_on(1, lambda inputs: (qp.RY(inputs[..., 0], 0), qp.expval(qp.Z(0)))[1], {})
     for empty in (nn.Identity(), weightless):
         assert gradients.check(empty).empty
@@ -85,13 +85,13 @@ def test_check_of_nothing_and_of_a_layer_that_has_not_run():
 
 
 @pytest.mark.parametrize("place", ["inputs", "weights"])
-def test_a_wrong_sign_in_the_fused_program_is_found(monkeypatch, place):
+def test_a_wrong_sign_in_the_fused_program_is_caught(monkeypatch, place):
     part, name = {"inputs": (steps.StartOfOneCell, "forward"), "weights": (Matrices, "backward")}[place]
     right = getattr(part, name)
 
-    def wrong(self, *given):
-        found = right(self, *given)
-        return -found if place == "weights" else (-found[0], found[1])  # of both, a phase: no fault
+    def wrong(self, *args):
+        grads = right(self, *args)
+        return -grads if place == "weights" else (-grads[0], grads[1])  # flipping both is a phase, no fault
 
     layer = layer_of()
     monkeypatch.setattr(part, name, wrong)
@@ -108,7 +108,7 @@ def test_a_wrong_sign_in_the_fused_program_is_found(monkeypatch, place):
     ],
     ids=["state", "noise", "shots"],
 )
-def test_methods_that_do_not_suit_a_circuit_are_told(measure, device, shots, lacking):
+def test_unsuitable_methods_for_a_circuit_are_reported(measure, device, shots, lacking):
     @qp.qnode(qp.device(device, wires=2, seed=0), shots=shots)
     def circuit(inputs, weights):
         qp.AngleEmbedding(inputs, wires=(0, 1))
@@ -140,26 +140,26 @@ def test_methods_that_do_not_suit_a_circuit_are_told(measure, device, shots, lac
 # --- one batch ------------------------------------------------------------------------------------------
 
 
-def test_the_gradient_of_a_batch_is_that_of_backward():
+def test_the_gradient_of_a_batch_equals_that_of_backward():
     model = nn.Sequential(layer_of(), linear(2, 3), nn.BatchNorm1d(3, affine=False))
     model.register_parameter("factor", nn.Parameter(torch.tensor([1 + 2j, 2 - 1j, 0.5j])))
-    model.register_forward_hook(lambda net, given, outputs: (net.factor * outputs - 0.5).abs())
+    model.register_forward_hook(lambda net, inputs, outputs: (net.factor * outputs - 0.5).abs())
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))
     model[1].bias.requires_grad_(False)
     model[1].weight.grad = torch.full((3, 2), 7.0)
     task, batch = Classification(label_smoothing=0.1), (uniform(5, 2), torch.tensor([0, 1, 2, 1, 0]))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = gradients.of_batch(model, task, batch)
+    grads = gradients.of_batch(model, task, batch)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (model[1].weight.grad == 7).all() and model[0].weights.grad is None
     model.zero_grad()
     task(model, batch).loss.backward()
-    assert set(found) == {"unused", "0.weights", "1.weight", "factor"} and not found.pop("unused").any()
-    for name, gradient in found.items():
+    assert set(grads) == {"unused", "0.weights", "1.weight", "factor"} and not grads.pop("unused").any()
+    for name, gradient in grads.items():
         expected = model.get_parameter(name).grad
         torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7, check_dtype=False)
         assert gradient.norm() > 1e-4 and gradient.dtype in (torch.float64, torch.complex128)
     norm = gradients.on_batch(model, task, batch).frame("all")["norm"].item()
-    squares = [float(each.abs().square().sum()) for each in found.values()]
+    squares = [float(each.abs().square().sum()) for each in grads.values()]
     assert norm == pytest.approx(sum(squares) ** 0.5, rel=1e-3)
     assert gradients.of_batch(model.requires_grad_(False), task, batch) == {}

@@ -1,4 +1,4 @@
-"""The plateau scan: closed forms, the published decay, what is left out, what is refused."""
+"""The plateau scan: closed forms, the published decay, omitted rows and errors."""
 
 import numpy as np
 import pennylane as qp
@@ -12,7 +12,7 @@ from tests.toys import refused
 
 @pytest.fixture
 def one_layer(monkeypatch):
-    """A circuit of one RY on every wire, for as long as the test takes."""
+    """A circuit of one RY on every wire, registered for the test."""
 
     def product(weights, wires, first=0):
         for wire in wires:
@@ -24,21 +24,21 @@ def one_layer(monkeypatch):
 
 
 def test_a_product_circuit_has_the_variance_of_its_closed_form(one_layer):
-    """Of prod cos^2(t_i / 2): sin^2(t) / 4 is 1/8 on average, cos^4(t / 2) 3/8. Of cos t: sin^2 t is 1/2."""
-    found = plateau.scan("product", qubits=(1, 2, 4), depths=(1,), n=2000, embedding=None)
-    for row in found.itertuples():
+    """prod cos^2(t_i / 2): sin^2(t) / 4 averages 1/8, and cos^4(t / 2) 3/8. cos t: sin^2 t averages 1/2."""
+    frame = plateau.scan("product", qubits=(1, 2, 4), depths=(1,), n=2000, embedding=None)
+    for row in frame.itertuples():
         n = row.n_qubits
         exact = {"local": 1 / 2, "global": (1 / 8) * (3 / 8) ** (n - 1)}[row.observable]
         assert row.variance == pytest.approx(exact, rel=0.1)
         assert row.low < exact < row.high and row.low < row.variance < row.high
         assert (row.n_weights, row.n_dead) == (n, n - 1 if row.observable == "local" else 0)
-    rates = {fit.observable: fit for fit in plateau.fit(found).itertuples()}
+    rates = {fit.observable: fit for fit in plateau.fit(frame).itertuples()}
     assert rates["global"].low < np.log2(8 / 3) < rates["global"].high
     assert rates["local"].low < 0 < rates["local"].high and rates["local"].verdict.startswith("slower than")
 
 
 @pytest.mark.parametrize("n_qubits", [1, 2, 3])
-def test_the_reference_is_that_of_random_unitaries(n_qubits):
+def test_the_reference_equals_that_of_random_unitaries(n_qubits):
     d, n = 2**n_qubits, 20_000
     rng = np.random.default_rng(n_qubits)
     before, after = (unitary_group.rvs(d, size=n, random_state=rng) for _ in range(2))
@@ -54,14 +54,14 @@ def test_the_reference_is_that_of_random_unitaries(n_qubits):
 
 
 def test_the_published_decay():
-    """McClean et al. (2018): deep circuits; Cerezo et al. (2021): a local observable of shallow ones."""
-    found = plateau.scan("hardware_efficient", qubits=(2, 3, 4), depths=("10n",), n=100)
-    for row in found.itertuples():
+    """McClean et al. (2018): deep circuits; Cerezo et al. (2021): local observables of shallow ones."""
+    frame = plateau.scan("hardware_efficient", qubits=(2, 3, 4), depths=("10n",), n=100)
+    for row in frame.itertuples():
         assert row.variance == pytest.approx(plateau.random_circuit(row.n_qubits, row.observable), rel=0.2)
-    local, deep = plateau.fit(found).itertuples()
+    local, deep = plateau.fit(frame).itertuples()
     assert deep.low <= deep.reference <= deep.high < deep.low + 0.35
     assert deep.verdict == "as in random circuits"
-    assert deep.low > 1.5  # with every qubit a factor of nearly 3 or more is lost
+    assert deep.low > 1.5  # every qubit costs a factor of nearly 3 or more
     shallow = plateau.scan("hardware_efficient", qubits=(3, 4, 6), depths=(2,), n=100)
     fit, _ = plateau.fit(shallow).itertuples()
     assert fit.low < 0 < fit.high  # no decay at all, once the light cone fits
@@ -69,39 +69,39 @@ def test_the_published_decay():
 
 
 @pytest.mark.parametrize("initialisation", circuits.INITIALISATIONS)
-def test_every_initialisation_is_fixed_by_its_seed_in_chunks_too(initialisation, monkeypatch):
-    given = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
-    found = plateau.scan("data_reuploading", **given)
+def test_every_initialisation_is_reproducible_by_seed_also_in_chunks(initialisation, monkeypatch):
+    options = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
+    frame = plateau.scan("data_reuploading", **options)
     monkeypatch.setattr(plateau, "BYTES", 1)
-    again = plateau.scan("data_reuploading", **given)
-    assert found["observable"].tolist() == ["local", "global"]
-    assert (found["low"] > 0).all() and found["variance"].between(found["low"], found["high"]).all()
-    assert found[["n_weights", "n", "n_layers"]].drop_duplicates().values.tolist() == [[36, 20, 4]]
-    assert again["variance"].tolist() == pytest.approx(found["variance"].tolist(), rel=1e-10)
+    again = plateau.scan("data_reuploading", **options)
+    assert frame["observable"].tolist() == ["local", "global"]
+    assert (frame["low"] > 0).all() and frame["variance"].between(frame["low"], frame["high"]).all()
+    assert frame[["n_weights", "n", "n_layers"]].drop_duplicates().values.tolist() == [[36, 20, 4]]
+    assert again["variance"].tolist() == pytest.approx(frame["variance"].tolist(), rel=1e-10)
 
 
-def test_identity_blocks_on_the_zero_state_are_dead_throughout():
-    found = plateau.scan(qubits=(2, 3), depths=(2,), n=8, initialisations=("identity_block",), embedding=None)
-    assert (found["variance"] == 0).all() and (found["n_dead"] == found["n_weights"]).all()
-    assert plateau.fit(found).empty
+def test_all_weights_of_identity_blocks_on_the_zero_state_are_dead():
+    frame = plateau.scan(qubits=(2, 3), depths=(2,), n=8, initialisations=("identity_block",), embedding=None)
+    assert (frame["variance"] == 0).all() and (frame["n_dead"] == frame["n_weights"]).all()
+    assert plateau.fit(frame).empty
 
 
-def test_a_bad_value_is_refused_before_hours_are_spent(monkeypatch):
+def test_a_bad_value_raises_an_error_before_the_scan(monkeypatch):
     monkeypatch.setattr(plateau, "_of_size", lambda *sizes: pytest.fail("it began"))
     bad = [("circuit", "angle"), ("n", 7), ("initialisations", ("unform",)), ("depths", ("deep",))]
     for argument, value in [*bad, ("n", 9.5), ("depths", (0,)), ("qubits", ("2",)), ("qubits", (26,))]:
         with refused(argument):
             plateau.scan(**{argument: value})
-    with refused("depths"):  # which come in pairs then
+    with refused("depths"):  # layers then come in pairs
         plateau.scan(qubits=(2, 3), depths=("1n",), initialisations=("identity_block",))
 
 
-def test_what_a_fit_says():
-    """Within the interval, or within 10 % of the rate, which a few qubits do not fix."""
-    for line, told in {
+def test_verdicts_of_a_fit():
+    """Equal within the interval, or within 10 % of the rate, which a few qubits do not determine."""
+    for line, sentence in {
         (0.91, 0.90, 0.92): "as in random circuits",
         (1.3, 0.9, 1.7): "as in random circuits",
         (1.4, 1.3, 1.5): "faster than in random circuits",
         (-0.2, -0.3, 0.0): "does not vanish",
     }.items():
-        assert plateau.verdict(*line, reference=1.0) == told
+        assert plateau.verdict(*line, reference=1.0) == sentence

@@ -1,4 +1,4 @@
-"""Live statistics: right numbers, the same under a scaler and after a kill; and what is read back."""
+"""Live statistics: correct numbers, unchanged by a scaler or a kill, and how they are read back."""
 
 import copy
 import json
@@ -20,15 +20,15 @@ from tests.toys import linear, refused
 from tests.watched import TASK, Turned, data, groups, layer, net, of, trained
 
 DIGITS = 6e-4
-"""Relative: four digits are told."""
+"""Relative: four digits are recorded."""
 ROUNDING = 2e-3
-"""Relative, float32 sums in another order, after four digits."""
+"""Relative: float32 sums in another order, rounded to four digits."""
 
 
 # --- the numbers -------------------------------------------------------------------------------------------
 
 
-def test_every_number_by_hand():
+def test_every_number_equals_one_computed_by_hand():
     """Gradients as backward leaves them, weights before and after a step of plain gradient descent."""
     model, seen = net(), []
     made = groups(model, 0.5, clip_norm=0.05)
@@ -46,8 +46,8 @@ def test_every_number_by_hand():
         if wanted:
             watch.after(number + 1)
             seen.append({name: [*step[name], weight.detach().clone()] for name, weight in named.items()})
-    found = of([watch.end(1, 12)])
-    assert found.steps(1) == [2, 3, 5, 6, 8, 9, 11, 12] and found.quantum_layers == ["circuit"]
+    record = of([watch.end(1, 12)])
+    assert record.steps(1) == [2, 3, 5, 6, 8, 9, 11, 12] and record.quantum_layers == ["circuit"]
 
     def flat(names, which):  # 0: gradients, 1: weights before, 2: weights after; of shape (steps, entries)
         rows = [torch.cat([step[name][which].flatten() for name in names]) for step in seen]
@@ -58,20 +58,20 @@ def test_every_number_by_hand():
 
     owners = {each: [f"{each}.weight", f"{each}.bias"] for each in ("first", "last")}
     owners |= {"circuit": ["circuit.weights"], "classical": [*owners["first"], *owners["last"]]}
-    frame, whole = found.frame(), norm(flat(named, 0))
+    frame, total = record.frame(), norm(flat(named, 0))
     for owner, names in owners.items():
         series = frame[(frame["layer"] == owner) | ((frame["layer"] == "all") & (frame["group"] == owner))]
         gradient, before, after = (flat(names, i) for i in range(3))
         expected = {"norm": norm(gradient), "mean": abs(gradient).mean(axis=1)}
-        expected |= {"share": (norm(gradient) / whole) ** 2, "ratio": norm(after - before) / norm(before)}
+        expected |= {"share": (norm(gradient) / total) ** 2, "ratio": norm(after - before) / norm(before)}
         for what, values in (expected | {"n_weights": gradient.shape[1]}).items():
             np.testing.assert_allclose(series[what], values, rtol=ROUNDING, err_msg=what)
         noise = signal_to_noise(gradient @ gradient.T)
         shown = series[["snr", "snr_low", "snr_high"]].iloc[0]
         np.testing.assert_allclose(shown.astype(float), noise, rtol=10 * ROUNDING, atol=1e-3)
         if owner == "circuit":
-            kept = found.gradient(owner, 1, gradients.weight_names(model.circuit))
-            assert kept.to_numpy() == pytest.approx(gradient, rel=ROUNDING, abs=1e-7)
+            stored = record.gradient(owner, 1, gradients.weight_names(model.circuit))
+            assert stored.to_numpy() == pytest.approx(gradient, rel=ROUNDING, abs=1e-7)
             turn = np.sqrt(((after - before) ** 2).mean(axis=1)).tolist()
             assert watch.rows[0]["layers"][0]["step"] == pytest.approx(turn, rel=ROUNDING)
     quantum = frame[(frame["layer"] == "all") & (frame["group"] == "quantum")]
@@ -81,7 +81,7 @@ def test_every_number_by_hand():
 
 
 def test_large_parameters_are_sketched():
-    """Norms stay exact; means, and what updates are to weights, are met on average."""
+    """Norms stay exact; means and update ratios are right on average."""
     model, generator = linear(200, 300, bias=False), torch.Generator().manual_seed(1)
     model.weight.data.normal_(generator=generator)
     watch = Watch(model, [train.Group("classical", list(model.parameters()), 0.1)], per_epoch=4)
@@ -99,24 +99,24 @@ def test_large_parameters_are_sketched():
 
 @pytest.mark.parametrize("steps", [8, 16])
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 2.0])
-def test_the_interval_holds_the_true_ratio(steps, ratio):
+def test_the_interval_contains_the_true_ratio(steps, ratio):
     generator = np.random.default_rng(5)
     mean = np.eye(24)[0] * ratio * math.sqrt(24)
     seen = mean + generator.standard_normal((300, steps, 24))
-    found = signal_to_noise(seen @ seen.transpose(0, 2, 1))
-    inside = (found[:, 1] <= ratio) & (ratio <= found[:, 2])
+    ratios = signal_to_noise(seen @ seen.transpose(0, 2, 1))
+    inside = (ratios[:, 1] <= ratio) & (ratio <= ratios[:, 2])
     assert inside.mean() > 0.9
-    assert np.median(found[:, 0]) == pytest.approx(ratio, abs=0.05)
+    assert np.median(ratios[:, 0]) == pytest.approx(ratio, abs=0.05)
 
 
-def test_no_ratio_without_scatter_or_with_too_few_steps():
+def test_there_is_no_ratio_without_scatter_or_with_too_few_steps():
     for products in (np.ones((8, 8)), np.zeros((8, 8)), np.eye(7)):
         assert np.isnan(signal_to_noise(products)).all()
     seen = np.random.default_rng(0).standard_normal((8, 4)) + 1
     assert signal_to_noise(seen @ seen.T) == pytest.approx(signal_to_noise(1e-6 * seen @ seen.T))
 
 
-def test_places_of_a_circuit_with_more_weights_than_are_kept():
+def test_positions_in_a_circuit_with_more_weights_than_are_recorded():
     start = torch.zeros(2 * QUANTUM_SKETCH, 2)
 
     def circuit(inputs, weights):
@@ -132,7 +132,7 @@ def test_places_of_a_circuit_with_more_weights_than_are_kept():
 # --- the loop ----------------------------------------------------------------------------------------------
 
 
-def test_looking_on_changes_nothing():
+def test_watching_changes_nothing():
     alone, seen = net(), net()
     config = Settings(epochs=2, optimizer="sgd", schedule="constant")
     train.fit(alone, TASK, data(), config, groups=groups(alone, clip_norm=0.05))
@@ -140,8 +140,8 @@ def test_looking_on_changes_nothing():
     assert all(map(torch.equal, alone.parameters(), seen.parameters()))
 
 
-def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
-    """As float16 on CUDA has it; a step that it skips has no statistics."""
+def test_statistics_are_the_same_with_a_gradient_scaler(monkeypatch):
+    """As used for float16 on CUDA; a skipped step has no statistics."""
     plain, real = trained(net(), clip=0.05), torch.amp.GradScaler
     scaler = lambda kind, enabled: real(kind, init_scale=2.0**10, growth_interval=10**6)  # noqa: E731
     monkeypatch.setattr(torch.amp, "GradScaler", scaler)
@@ -152,7 +152,7 @@ def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
                 assert other[what] == pytest.approx(one[what], rel=ROUNDING), (kind, what)
     assert of(under).frame()["clipped"].sum() == of(plain).frame()["clipped"].sum() > 0
     model = net()
-    model.last.register_forward_hook(lambda *given: setattr(model, "factor", 1.0))
+    model.last.register_forward_hook(lambda *args: setattr(model, "factor", 1.0))
     [row] = trained(model, epochs=1, task=At(5, lambda: setattr(model, "factor", 1e38)))
     assert row["steps"] == [1, 2, 3, 4, *range(6, 13)]
 
@@ -160,17 +160,17 @@ def test_statistics_under_a_gradient_scaler_are_those_without(monkeypatch):
 # --- killed and resumed ------------------------------------------------------------------------------------
 
 
-def test_killed_and_resumed_tells_the_same(tmp_path):
+def test_a_killed_and_resumed_training_records_the_same(tmp_path):
     settings = {"per_epoch": 5, "save_every_steps": 1, "optimizer": "adam"}
     straight = trained(net(), **settings)
     with pytest.raises(KeyboardInterrupt):
         trained(net(), folder=tmp_path, task=At(7, raises(), None), **settings)
     assert trained(net(), folder=tmp_path, **settings) == straight
-    # evenly spaced, after the first two of a training, which do the damage
+    # the first two steps, which do the damage, then evenly spaced ones
     assert [row["steps"] for row in straight] == [[1, 2, 3, 5, 8, 10, 12], [15, 17, 20, 22, 24]]
 
 
-# --- what is read back -------------------------------------------------------------------------------------
+# --- reading records back ----------------------------------------------------------------------------------
 
 
 OLD = Path(__file__).with_name("gradients_of_before.jsonl")
@@ -178,44 +178,44 @@ OLD = Path(__file__).with_name("gradients_of_before.jsonl")
 
 @pytest.fixture
 def rows() -> list[dict]:
-    """As an earlier version wrote them: two epochs of hybrid, one of a net whose gradient is cut."""
+    """Rows of an earlier version: two epochs of hybrid, one of a net whose gradient is cut."""
     return [json.loads(line) for line in OLD.read_text().splitlines()]
 
 
 def test_a_file_of_an_earlier_version_is_read():
-    """Its warnings are plain sentences of that version; its numbers are those that it holds."""
-    found = gradients.read(OLD)
-    assert list(found.trainings) == [("hybrid", 0), ("cut", 0)] and found.damaged == 0
-    training = found["hybrid", 0]
+    """Its warnings are plain sentences, as in that version; its numbers are unchanged."""
+    record = gradients.read(OLD)
+    assert list(record.trainings) == [("hybrid", 0), ("cut", 0)] and record.damaged == 0
+    training = record["hybrid", 0]
     assert training.epochs == [1, 2] and training.steps(2) == [16, 20, 24]
     assert training.frame("circuit")["norm"].tolist()[:2] == [0.05924, 0.05402]
     assert training.gradient("circuit", 1, range(8)).iloc[0, 7] == 0.04184
     assert set(training.frame().query("group == 'quantum'")["clip_norm"].dropna()) == {0.05}
-    [warning] = found.warnings
+    [warning] = record.warnings
     assert warning.startswith("cut, seed 0, epoch 1: No gradient in `circuit`: it was exactly zero")
 
 
-def test_the_last_row_of_an_epoch_counts_and_sentences_are_told_once(rows):
+def test_the_last_row_of_an_epoch_counts_and_warnings_are_listed_once(rows):
     first, second, again = *rows[:2], copy.deepcopy(rows[1])
     again["layers"][0] |= {"norm": [9.0, 1.0, None], "snr_high": 2.0}
     for row in (first, again):
         row["warnings"] = [f"Told in `circuit`: {row['epoch']}."]
-    found = gradients.history([first, second, {"event": "plateau"}, again])
-    frame = found["hybrid", 0].frame("circuit")
+    record = gradients.history([first, second, {"event": "plateau"}, again])
+    frame = record["hybrid", 0].frame("circuit")
     assert frame["step"].tolist() == [1, 2, 4, 8, 12, 16, 20, 24] and frame["norm"].tolist()[5:7] == [9, 1]
     assert frame["norm"].isna().sum() == 1 and frame["snr"].isna().all() and frame["snr_high"].max() == 2
-    assert found.warnings == ["hybrid, seed 0, epoch 1 and 1 more: Told in `circuit`: 1."]
+    assert record.warnings == ["hybrid, seed 0, epoch 1 and 1 more: Told in `circuit`: 1."]
     with refused("key"):
-        _ = found["cut", 0]
+        _ = record["cut", 0]
     for argument, where in {"layer": ("p", 2), "epoch": ("circuit", 3), "names": ("circuit", 1)}.items():
         with refused(argument):
-            found["hybrid", 0].gradient(*where, "ab")
+            record["hybrid", 0].gradient(*where, "ab")
     for none in ([], [{"event": "plateau", "epoch": 1}], [{"event": "epoch"}]):
         with refused("rows"):
             gradients.history(none)
 
 
-def test_rows_that_lack_what_is_read_and_half_lines_are_left_out_and_counted(rows, tmp_path):
+def test_incomplete_rows_and_half_lines_are_skipped_and_counted(rows, tmp_path):
     path, short = tmp_path / "gradients.jsonl", copy.deepcopy(rows[1])
     short["layers"][0]["share"].pop()
     lacking = {name: value for name, value in rows[1].items() if name != "updates"}
@@ -223,7 +223,7 @@ def test_rows_that_lack_what_is_read_and_half_lines_are_left_out_and_counted(row
     content = "".join(json.dumps(each) + "\n" for each in (*damaged, rows[0])) + json.dumps(rows[0])[:50]
     path.write_text(content)
     for place in (path, tmp_path):
-        found = gradients.read(place)
-        assert found.damaged == 4 and found["hybrid", 0].epochs == [1] and path.read_text() == content
+        record = gradients.read(place)
+        assert record.damaged == 4 and record["hybrid", 0].epochs == [1] and path.read_text() == content
     with refused("path", FileNotFoundError):
         gradients.read(tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""qnnkit.inspector: what it shows follows what is chosen, with and without circuits, gradients, training."""
+"""qnnkit.inspector: its pictures follow the choices, with and without circuits, gradients or training."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ PARTS = ("gradients", "circuit", "image", "what_if")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> runs.Run:
-    """Two epochs of the digits and a classical control, their gradients recorded."""
+    """Two epochs of the digits and a classical control, with recorded gradients."""
     folder = tmp_path_factory.mktemp("inspected") / "run"
     settings = {"stride": 2, "train_fraction": 0.2, "gradient_samples": 4, "n_layers": 1}
     settings |= {"epochs": 2, "n_seeds": 1, "controls": ["classical"]}
@@ -42,21 +42,21 @@ def trained(tmp_path_factory) -> runs.Run:
 
 @pytest.fixture(scope="module")
 def looked(trained) -> Inspector:
-    """One inspector that several tests act on, the first one while it is new."""
+    """One inspector that several tests use; the first test gets it new."""
     return Inspector(trained)
 
 
 @pytest.fixture(autouse=True)
 def quick(request, monkeypatch):
-    """Figures are not laid out, which takes half of the time to draw them, but where pixels are compared."""
+    """Skips the layout of figures, half of the drawing time, except where pixels are compared."""
     image_figure.cache_clear()
     what_if_figure.cache_clear()
-    if request.function is not test_events_on_several_threads_end_in_what_was_chosen_last:
+    if request.function is not test_events_on_several_threads_end_with_the_last_choice:
         monkeypatch.setattr(picture, "ConstrainedLayoutEngine", lambda **room: None)
 
 
 def figures(inspector: Inspector) -> list[str]:
-    """Those that are shown."""
+    """The figures that are shown."""
     return [name for name in PARTS if inspector.pngs[name].layout.display != "none"]
 
 
@@ -77,12 +77,12 @@ def changed(inspector: Inspector, widget: str, value: Any) -> set[str]:
 # --- widgets ----------------------------------------------------------------------------------------
 
 
-def test_widgets_redraw_what_depends_on_them_and_nothing_else(trained, looked):
+def test_widgets_redraw_only_the_pictures_that_depend_on_them(trained, looked):
     choice = looked.choice
     row = next(row for row in trained.rows("gradients") if row.get("epoch") == 2 and row["net"] == "hybrid")
-    kept = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
-    assert choice.epoch == 2 and choice.weight == np.abs(kept).mean(axis=0).argmax()
-    np.testing.assert_array_equal(looked.views.recorded(2).to_numpy(), kept)
+    stored = np.array(next(each for each in row["layers"] if each["layer"] == choice.layer)["gradient"])
+    assert choice.epoch == 2 and choice.weight == np.abs(stored).mean(axis=0).argmax()
+    np.testing.assert_array_equal(looked.views.recorded(2).to_numpy(), stored)
     weight = (choice.weight + 5) % 12
     for widget, value, redrawn in (
         ("epoch", 1, {"gradients", "circuit"}),
@@ -96,7 +96,7 @@ def test_widgets_redraw_what_depends_on_them_and_nothing_else(trained, looked):
     assert "+1.00 rad" in looked.moved.value
 
 
-def test_widgets_of_what_a_layer_or_net_has_not_are_hidden(looked):
+def test_widgets_for_missing_features_are_hidden(looked):
     assert changed(looked, "layer", "reader.0") >= {"gradients", "circuit", "what_if"}
     assert looked.moving.layout.display == looked.pngs["circuit"].layout.display == "none"
     assert figures(looked) == ["gradients", "image"]
@@ -108,20 +108,20 @@ def test_widgets_of_what_a_layer_or_net_has_not_are_hidden(looked):
     assert looked.choice.epoch == 2 and "no circuit" not in looked.message.value
 
 
-def test_it_shows_itself_as_widgets_and_as_a_picture_of_them(looked):
+def test_the_inspector_displays_widgets_and_a_static_picture(looked):
     bundle = looked._repr_mimebundle_()
-    whole = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
+    image = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
     parts = [Image.open(io.BytesIO(png)).convert("RGB") for png in looked.pictures()]
-    assert whole.height == sum(part.height for part in parts) and whole.width >= 900
-    assert np.array_equal(np.asarray(whole)[: parts[0].height, : parts[0].width], np.asarray(parts[0]))
+    assert image.height == sum(part.height for part in parts) and image.width >= 900
+    assert np.array_equal(np.asarray(image)[: parts[0].height, : parts[0].width], np.asarray(parts[0]))
     view = bundle["application/vnd.jupyter.widget-view+json"]
     assert view["model_id"] == looked.widget.model_id
     assert "Net hybrid, seed 0" in bundle["text/plain"]
-    assert sum(map(len, shown(looked).values())) < 500_000, "a saved notebook would be heavy"
+    assert sum(map(len, shown(looked).values())) < 500_000, "a saved notebook would be large"
 
 
-def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
-    """As JupyterLab sends them: on threads of their own, while the pictures of the one before are drawn."""
+def test_events_on_several_threads_end_with_the_last_choice(trained):
+    """As JupyterLab sends them: on separate threads, while the pictures of the previous one are drawn."""
     acts = [("image", 4), ("weight", 7), ("epoch", 1), ("image", 8)]
     threads = set()
 
@@ -140,24 +140,24 @@ def test_events_on_several_threads_end_in_what_was_chosen_last(trained):
         inspector.views.redraw = while_another_moves
         moves = (asyncio.to_thread(setattr, inspector.inputs[name], "value", value) for name, value in acts)
         await asyncio.gather(*moves)
-        await asyncio.sleep(0)  # what was put on this loop
+        await asyncio.sleep(0)  # callbacks scheduled on this loop
         inspector.shift.value = 1.0
         await asyncio.sleep(0)
         return inspector
 
     inspector = asyncio.run(kernel())
     chosen = inspector.choice
-    assert threads == {threading.get_ident()}, "drawn on the kernel's own thread alone"
-    assert chosen.shift == 2.0, "what is chosen while pictures are drawn is drawn next"
+    assert threads == {threading.get_ident()}, "only the kernel's thread draws"
+    assert chosen.shift == 2.0, "a choice during drawing is drawn next"
     assert {name: each.value for name, each in inspector.inputs.items()} == asdict(chosen)
     assert "could not be drawn" not in inspector.message.value and "+2.00 rad" in inspector.moved.value
     image_figure.cache_clear()
     what_if_figure.cache_clear()
     fresh = Views(trained, chosen.net, chosen.seed).redraw(chosen)[0]
-    assert fresh == shown(inspector), "what is drawn over a kept background is the whole figure"
+    assert fresh == shown(inspector), "drawing over a saved background gives the whole figure"
 
 
-# --- what is drawn ----------------------------------------------------------------------------------
+# --- pictures ---------------------------------------------------------------------------------------
 
 
 def two_tensors(inputs, fixed, turned):
@@ -165,7 +165,7 @@ def two_tensors(inputs, fixed, turned):
     for wire in (0, 1):
         qp.RX(fixed[wire], wires=wire)
         qp.RX(turned[wire], wires=wire)
-    qp.RZ(turned[2], wires=1)  # commutes with what is measured
+    qp.RZ(turned[2], wires=1)  # commutes with the observable
     return [qp.expval(qp.PauliZ(wire)) for wire in (0, 1)]
 
 
@@ -183,7 +183,7 @@ class PartlyFrozen(torch.nn.Module):
 
 
 class OfPartlyFrozen(Digits):
-    """Its recipe."""
+    """The recipe of `Partly`."""
 
     @staticmethod
     def build(settings, splits, seed):
@@ -196,18 +196,18 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
     assert batch.choice.weight in (2, 3, 4) and figures(batch) == list(PARTS)
     loss = run.task(batch.views.model, (train.images[:64], train.labels[:64])).loss
     [expected] = torch.autograd.grad(loss, [batch.views.circuit.qnode_weights["turned"]])
-    found = batch.views.recorded(0)
-    assert found.columns.tolist()[1:3] == ["fixed[1]", "turned[0]"]
-    np.testing.assert_allclose(found.to_numpy(), [[np.nan, np.nan, *expected.tolist()]], rtol=6e-4)
+    frame = batch.views.recorded(0)
+    assert frame.columns.tolist()[1:3] == ["fixed[1]", "turned[0]"]
+    np.testing.assert_allclose(frame.to_numpy(), [[np.nan, np.nan, *expected.tolist()]], rtol=6e-4)
     assert ": turned[2] (RZ on wire 1). " in batch.sentences()[-1] in batch.message.value
 
 
-def test_the_move_is_the_net_with_that_weight(tmp_path):
+def test_a_move_shows_the_net_with_that_weight(tmp_path):
     run = begun(tmp_path / "run", OfPartlyFrozen)
     views, validation = Views(run, "hybrid", 0), run.splits.validation
     model, image = views.model, views.images[4:5]
     moves = WhatIf(run, model, views.circuit, 3, image[0])
-    found, start, (shifts, losses) = moves.at(0.5), moves.before, moves.curve
+    moved, start, (shifts, losses) = moves.at(0.5), moves.before, moves.curve
     assert moves.n_images >= 8
     images, labels = torch.cat([image, validation.images]), validation.labels[: moves.n_images]
 
@@ -219,21 +219,21 @@ def test_the_move_is_the_net_with_that_weight(tmp_path):
         return values.numpy(), logits[0].softmax(0).numpy(), float(loss)
 
     before = computed()
-    model.circuit.qnode_weights["turned"].data[1] += 0.5  # the fourth weight
+    model.circuit.qnode_weights["turned"].data[1] += 0.5  # the fourth weight is dead
     after = computed()
-    for ours, exact in zip((*start, *found), (*before, *after), strict=True):
+    for ours, exact in zip((*start, *moved), (*before, *after), strict=True):
         np.testing.assert_allclose(ours, exact, atol=1e-6)
-    assert abs(after[2] - before[2]) > 1e-3, "the weight does nothing: the test would pass anyhow"
-    assert losses[0] == pytest.approx(losses[-1], abs=1e-4), "an angle comes round after 2 pi"
+    assert abs(after[2] - before[2]) > 1e-3, "the weight has no effect, so the test could not fail"
+    assert losses[0] == pytest.approx(losses[-1], abs=1e-4), "an angle has period 2 pi"
     assert losses[len(losses) // 2] == pytest.approx(before[2], abs=1e-6)
     assert (shifts[0], shifts[-1]) == (-math.pi, math.pi)
 
 
-# --- runs that lack something -----------------------------------------------------------------------
+# --- incomplete runs --------------------------------------------------------------------------------
 
 
-def test_it_follows_a_run_under_way(trained, tmp_path):
-    """Nothing is there, then rows, then a checkpoint: the cell, run again, shows each."""
+def test_the_inspector_follows_a_run_in_progress(trained, tmp_path):
+    """First nothing, then rows, then a checkpoint: running the cell again shows each."""
     folder = tmp_path / "run"
     shutil.copytree(trained.folder, folder, ignore=shutil.ignore_patterns("checkpoints", "gradients.jsonl"))
     assert gradients.read(trained.folder).warnings == [], "a false alarm"
@@ -255,7 +255,7 @@ def test_it_follows_a_run_under_way(trained, tmp_path):
     assert look() == ([1, 2], [f"Net hybrid, seed 0, at its best epoch ({best})."])
 
 
-def test_a_frozen_circuit_of_a_slow_backend_has_no_gradient_but_can_be_moved(tmp_path):
+def test_a_frozen_circuit_of_a_slow_backend_can_be_moved_without_gradients(tmp_path):
     settings = {"trainable": False, "circuit": "random", "backend": "lightning.qubit", "stride": 2}
     inspector = Inspector(begun(tmp_path / "run", "digits_quanv", **settings))
     assert inspector.views.circuit.backend == "batched"
@@ -263,13 +263,13 @@ def test_a_frozen_circuit_of_a_slow_backend_has_no_gradient_but_can_be_moved(tmp
     assert "is not trained, so it has no gradient" in inspector.message.value
 
 
-def test_a_wrong_choice_is_refused(trained):
+def test_a_wrong_choice_raises_an_error(trained):
     for wrong in ({"net": "hybird"}, {"seed": 5}, {"layer": "quanv.filters.1"}):
         with refused(*wrong):
             Inspector(trained, **wrong)
 
 
-def test_what_cannot_be_drawn_is_told_and_nothing_changes(looked, monkeypatch):
+def test_a_drawing_error_is_reported_and_changes_nothing(looked, monkeypatch):
     def fails(choice):
         raise ValueError("Rows of\nanother net.")
 
@@ -280,14 +280,14 @@ def test_what_cannot_be_drawn_is_told_and_nothing_changes(looked, monkeypatch):
     assert looked.choice == before and looked.shift.value == before.shift
 
 
-# --- the other ipywidgets ---------------------------------------------------------------------------
+# --- another version of ipywidgets ------------------------------------------------------------------
 
 OLDER = "import ipywidgets, pytest, sys; assert ipywidgets.__version__ == '7.7.1'; sys.exit(pytest.main())"
 
 
 @pytest.mark.slow
 def test_the_same_tree_works_in_the_ipywidgets_of_colab(tmp_path):
-    """7.7.1, in front of the installed one, with the packages it needs: the tests of widgets."""
+    """The tests of widgets with 7.7.1 and its dependencies in front of the installed version."""
     place, root = tmp_path / "older", Path(runs.__file__).parents[2]
     command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--target", str(place)]
     subprocess.run([*command, "ipywidgets==7.7.1", "ipython-genutils==0.2.0"], check=True)

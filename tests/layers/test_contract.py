@@ -1,7 +1,7 @@
-"""`QuantumLayer` against PennyLane's `TorchLayer`, call by call, while everything that may change does.
+"""`QuantumLayer` equals PennyLane's `TorchLayer` call by call, while everything that may change changes.
 
-The table has small QNodes by kind. Each runs several times, with a change before each further call; values
-and gradients (by the inputs, by every weight, by tensors from outside) are TorchLayer's at every call.
+The table has small QNodes by kind. Each runs several times, with a change before each further call. Values
+and gradients (with respect to inputs, weights and outside tensors) equal TorchLayer's at every call.
 """
 
 import copy
@@ -41,21 +41,21 @@ USUAL = {
     "outside": (),
     "dtype": torch.float64,
 }
-"""What a row of the table may set, besides `circuit` and `device`.
+"""What a row of the table may set, in addition to `circuit` and `device`.
 
-- options, transform: of the QNode
-- shapes: of the weights
-- rows: leading shapes of the inputs, one after the other; () is a single sample without a batch axis
+- options, transform: arguments of the QNode
+- shapes: shapes of the weights
+- rows: leading shapes of the inputs, one after another; () is a single sample without a batch axis
 - scale: factor of the inputs and the weights, which are between 0 and pi
-- before: runs before each of the two layers' calls, so that both start from the same state
-- layout: gives the inputs another layout in memory
+- before: code that runs before each layer's call, so that both start from the same state
+- layout: changes the memory layout of the inputs
 - outside: tensors that no layer owns, whose gradients are compared
-- dtype: of all tensors
+- dtype: dtype of all tensors
 """
 
 
 def both(case: Any) -> list[Any]:
-    """PennyLane's layer and ours, of equal weights."""
+    """PennyLane's layer and ours, with equal weights."""
     made = []
     for kind in (TorchLayer, QuantumLayer):
         starts = {
@@ -78,15 +78,15 @@ def attempted(case: Any, call: int, layer: nn.Module) -> list[Tensor] | Exceptio
         return error
 
 
-def same(found: Any, true: Any, tolerance: float = 1e-10) -> None:
+def same(ours: Any, true: Any, tolerance: float = 1e-10) -> None:
     """Asserts that tensors agree one by one, or that the same exception was raised."""
-    if isinstance(found, Exception) or isinstance(true, Exception):
-        assert (type(found), str(found)) == (type(true), str(true)), f"{found!r}, where TorchLayer: {true!r}"
+    if isinstance(ours, Exception) or isinstance(true, Exception):
+        assert (type(ours), str(ours)) == (type(true), str(true)), f"{ours!r}, where TorchLayer: {true!r}"
     else:
-        torch.testing.assert_close(found, true, rtol=0, atol=tolerance, equal_nan=True)
+        torch.testing.assert_close(ours, true, rtol=0, atol=tolerance, equal_nan=True)
 
 
-# --- what the cases are made of -----------------------------------------------------------------------
+# --- parts of the cases -------------------------------------------------------------------------------
 
 
 def gates(inputs: Tensor, weights: Tensor) -> None:
@@ -98,12 +98,12 @@ def gates(inputs: Tensor, weights: Tensor) -> None:
 
 
 def expvals(*queued: Any) -> list:
-    """<Z> of each wire, after gates that are queued where they are arguments."""
+    """<Z> of each wire, after gates that are queued as arguments."""
     return [qp.expval(qp.Z(i)) for i in range(3)]
 
 
 def basic(inputs: Tensor, weights: Tensor) -> list:
-    """Templates whose gates turn by one angle each."""
+    """Templates whose gates have one angle each."""
     return expvals(qp.AngleEmbedding(inputs, range(3)), qp.BasicEntanglerLayers(weights, range(3)))
 
 
@@ -122,8 +122,8 @@ def on(wires: Any, name: str = "default.qubit") -> Any:
 
 
 def halved(run: Callable) -> Callable:
-    """A function of PennyLane's that gives half of its numbers."""
-    return lambda *given, **named: torch.utils._pytree.tree_map(lambda each: each / 2, run(*given, **named))
+    """A PennyLane function that returns half of its numbers."""
+    return lambda *args, **named: torch.utils._pytree.tree_map(lambda each: each / 2, run(*args, **named))
 
 
 WORLD = """
@@ -152,10 +152,10 @@ own = dataclasses.replace(circuits.CIRCUITS["data_reuploading"], \\
 embeds=lambda inputs, wires: qp.AngleEmbedding(scale * inputs, wires))
 put(builtins, "SCALE", 1.0, raising=False)
 """
-"""What every case finds: numbers, containers, objects and functions, which its changes change."""
+"""The globals of every case: numbers, containers, objects and functions, which the changes modify."""
 CIRCUIT = "def circuit(inputs, weights):\n x, w = inputs, weights\n gates({}, {})\n return {}"
 VALUES = "0.5", "1.25", "1.0"
-"""What stands in place of VALUE in a change, one after the other."""
+"""The values that replace VALUE in a change, one after another."""
 SIZES, ROWS, SAMPLE = ((5,), (), (1,), (2, 3)), ((5,), (3,), (1,)), ((),)
 DEVICE, EXPECTATION = qp.devices.DefaultQubit, qp.measurements.ExpectationMP
 FAR = {"dtype": torch.float32, "scale": 1e6}
@@ -310,7 +310,7 @@ for row in TABLE.replace("\\\n", "").strip().split("\n"):
 
 
 def of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The case that a row of the table describes."""
+    """The case of a row of the table."""
     (first, *changes), space = CASES[name][2].split(" | "), {**globals(), "put": monkeypatch.setattr}
     parts = first.split("; ")
     exec(WORLD + CIRCUIT.format(*parts, *("w", "expvals()")[len(parts) - 1 :]), space)
@@ -328,14 +328,14 @@ def of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.filterwarnings("ignore::pennylane.exceptions.PennyLaneDeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_every_call_agrees(name, monkeypatch):
-    """Both layers at every call, and where ours ran."""
+    """Compares both layers at every call, and checks the backend of ours."""
     case, where = of(name, monkeypatch), CASES[name][0]
     (theirs, layer), places = both(case), set()
     for call in range(max(len(case.changes) + 1, len(case.rows), 3)):
         if 0 < call <= len(case.changes):
             case.changes[call - 1]()
-        true, found = (attempted(case, call, each) for each in (theirs, layer))
-        same(found, true, 1e-10 if case.dtype == torch.float64 else 1e-5)
+        true, result = (attempted(case, call, each) for each in (theirs, layer))
+        same(result, true, 1e-10 if case.dtype == torch.float64 else 1e-5)
         places.add("error" if isinstance(true, Exception) else layer.backend)
     raised, elsewhere = "error" in places, case.qnode.device.name in places
     assert raised == (where == "error") and elsewhere == (where in ("device", "exchanged")), places
@@ -348,7 +348,7 @@ PURE_AND_NOT = pytest.mark.parametrize("name", ["plain", "containers"])
 
 
 @pytest.mark.parametrize("name", ["module_global", *(n for n in CASES if CASES[n][0] != "batched")])
-def test_python_runs_once_at_every_call(name, monkeypatch):
+def test_python_runs_exactly_once_per_call(name, monkeypatch):
     case = of(name, monkeypatch)
     case.qnode.func = spy = mock.create_autospec(case.qnode.func, side_effect=case.qnode.func)
     layer = both(case)[1]
@@ -358,7 +358,7 @@ def test_python_runs_once_at_every_call(name, monkeypatch):
 
 
 def replica(layer: Any) -> Any:
-    """As torch's DataParallel makes them, in which weights are plain tensors."""
+    """A replica as torch's DataParallel makes it, with plain tensors as weights."""
     twin = layer._replicate_for_data_parallel()
     twin.weights = layer.weights.clone()
     return twin
@@ -371,11 +371,11 @@ def test_four_threads(name, duplicate, monkeypatch):
     batches = [uniform(3 + i, 3, seed=i).double() for i in range(4)]
     with ThreadPoolExecutor(4) as pool:
         twins = [duplicate(layer) for _ in batches]
-        found = list(pool.map(lambda twin, batch: twin(batch), twins, batches))
+        results = list(pool.map(lambda twin, batch: twin(batch), twins, batches))
     true = [theirs(batch) for batch in batches]
-    same(found, true)
+    same(results, true)
     if duplicate is not copy.deepcopy:
-        pairs = zip((found, true), (layer, theirs), strict=True)
+        pairs = zip((results, true), (layer, theirs), strict=True)
         same(*(mixed_gradients(torch.cat(values), [of.weights])[0] for values, of in pairs))
 
 
@@ -392,38 +392,38 @@ WAYS = {
     "changed": lambda f, x, w: grad(last(y := f(x).sum(), x.zero_(), torch.no_grad()(w.add_)(1), y), w)[0],
     "twice": lambda f, x, w: last(y := f(x).sum(), grad(y, w, retain_graph=True), grad(y, w)[0]),
 }
-"""Derivatives; "changed" are inputs and weights after the values were computed with the old ones."""
+"""Derivatives; for "changed", inputs and weights change after the values are computed."""
 OVER_WEIGHTS = {
     "grad": (lambda f, w: torch.func.grad(lambda w: f(w).sum())(w), lambda f, w: jacobian(f, w).sum((0, 1))),
     "jacrev": (lambda f, w: torch.func.jacrev(f)(w), jacobian),
     "jvp": (lambda f, w: torch.func.jvp(f, (w,), (w,))[1], lambda f, w: jacobian(f, w) @ w),
     "vmap": (lambda f, w: torch.func.vmap(f)(w.outer(w)), lambda f, w: torch.stack([*map(f, w.outer(w))])),
 }
-"""Each of a functional call, which TorchLayer does not take, and of the QNode itself."""
+"""Compares a functional call, which TorchLayer does not support, with the QNode itself."""
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:", "ignore::torch.jit.TracerWarning")  # which torch calls
+@pytest.mark.filterwarnings("ignore:.torch.jit:", "ignore::torch.jit.TracerWarning")  # torch calls it
 @PURE_AND_NOT
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_differentiating(name, way, monkeypatch):
-    found = [WAYS[way](layer, INPUTS.clone(), layer.weights) for layer in both(of(name, monkeypatch))]
-    same(found[1], found[0])
+    results = [WAYS[way](layer, INPUTS.clone(), layer.weights) for layer in both(of(name, monkeypatch))]
+    same(results[1], results[0])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:")
 @pytest.mark.parametrize("name", ["plain", "containers", "matrix_of_inputs_that_is_not_unitary"])
 @pytest.mark.parametrize("way", OVER_WEIGHTS)
 def test_functions_of_the_weights(name, way, monkeypatch):
-    """They agree, and the layer can be pickled afterwards."""
+    """Both layers agree, and ours can be pickled afterwards."""
     layer, (of_layer, of_qnode) = both(of(name, monkeypatch))[1], OVER_WEIGHTS[way]
     weights, call = layer.weights.detach(), functools.partial(torch.func.functional_call, layer)
-    found = of_layer(lambda weights: call({"weights": weights}, (INPUTS,)), weights)
-    same(found, of_qnode(lambda weights: torch.stack(layer.qnode(INPUTS, weights), -1), weights))
+    result = of_layer(lambda weights: call({"weights": weights}, (INPUTS,)), weights)
+    same(result, of_qnode(lambda weights: torch.stack(layer.qnode(INPUTS, weights), -1), weights))
     same(pickle.loads(pickle.dumps(layer))(INPUTS), layer(INPUTS))
 
 
-def test_what_changes_is_traced_once(monkeypatch):
-    """As it is, and as it is queued: each trace would take a hundred times as long as the call."""
+def test_a_changing_circuit_is_traced_once(monkeypatch):
+    """Directly and queued: each trace would take a hundred times as long as the call."""
     case, spy = of("module_global", monkeypatch), mock.Mock(wraps=traced)
     layer = both(case)[1]
     monkeypatch.setattr("qnnkit.simulator.programs.circuit", spy)
@@ -433,24 +433,24 @@ def test_what_changes_is_traced_once(monkeypatch):
     assert spy.call_count == 2 and "has changed" in layer.explain()
 
 
-def test_circuits_that_never_come_back_are_no_programs():
-    """Those that do are made into one, however many others there were; it says so meanwhile."""
+def test_circuits_that_never_recur_get_no_program():
+    """Recurring ones get a program after any number of others; meanwhile explain() says so."""
     net = SimpleNamespace(n=0)
     circuit = lambda inputs, weights: expvals(gates(inputs, weights), *map(qp.X, [0] * net.n))  # noqa: E731
-    layer, found = QuantumLayer(qp.QNode(circuit, on(3)), {"weights": 3}, torch.nn.init.ones_), []
+    layer, answers = QuantumLayer(qp.QNode(circuit, on(3)), {"weights": 3}, torch.nn.init.ones_), []
     for net.n in (*range(12), 11, 0):
         layer(INPUTS)
-        found.append((layer.backend, "at nearly every call" in layer.explain()))
-    assert found == [("batched", False)] * 8 + [("default.qubit", True)] * 4 + [("batched", False)] * 2
+        answers.append((layer.backend, "at nearly every call" in layer.explain()))
+    assert answers == [("batched", False)] * 8 + [("default.qubit", True)] * 4 + [("batched", False)] * 2
 
 
 @PURE_AND_NOT
 @pytest.mark.parametrize("context", [qp.queuing.AnnotatedQueue, qp.tape.QuantumTape, torch.enable_grad])
-def test_a_first_call_while_something_is_recorded(name, context, monkeypatch):
-    """In a queue, a tape or (third) a QNode: values are right, and nothing is added to what is recorded."""
-    (theirs, layer), found = both(of(name, monkeypatch)), []
-    outer = lambda: last(qp.X(0), found.append(layer(INPUTS)), qp.expval(qp.Z(0)))  # noqa: E731
+def test_a_first_call_during_recording(name, context, monkeypatch):
+    """In a queue, a tape or a QNode: values are correct, and nothing is added to the recording."""
+    (theirs, layer), outputs = both(of(name, monkeypatch)), []
+    outer = lambda: last(qp.X(0), outputs.append(layer(INPUTS)), qp.expval(qp.Z(0)))  # noqa: E731
     with context() as queue:
         value = outer() if queue is not None else qp.QNode(outer, on(1))()
     assert value == -1 if queue is None else queue.queue == [qp.X(0), value]
-    same(found, [theirs(INPUTS)])
+    same(outputs, [theirs(INPUTS)])

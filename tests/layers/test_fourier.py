@@ -1,4 +1,4 @@
-"""The `fourier` control spans a circuit's function class; what lies outside is refused with the reason."""
+"""The `fourier` control spans a circuit's function class; other circuits raise an error with the reason."""
 
 import copy
 import pickle
@@ -14,11 +14,11 @@ from qnnkit.layers import FourierLayer, control, count_parameters, fourier_fit
 from tests.toys import layer_on, linear, shipped, uniform
 
 AGREEMENT = 1e-6
-"""Between a circuit and the map fitted to it, at inputs that the fit has not seen."""
+"""Largest error of the map that is fitted to a circuit, at inputs outside the fit."""
 
 
 def random_circuit(n_wires: int, seed: int):
-    """Encoding gates of several kinds and slopes between entangling layers, uploaded again at random."""
+    """Encoding gates of several kinds and slopes between entangling layers, re-uploaded at random."""
 
     def circuit(inputs, weights):
         draw = np.random.default_rng(seed)
@@ -39,14 +39,14 @@ def random_circuit(n_wires: int, seed: int):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("n_wires", [1, 2, 3, 4])
-def test_fitted_map_is_the_circuit(n_wires, seed):
+def test_the_fitted_map_equals_the_circuit(n_wires, seed):
     twin, difference = fourier_fit(random_circuit(n_wires, seed))
     assert difference < AGREEMENT and not twin.is_sampled
 
 
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
-def test_numbers_of_features(ansatz):
-    """Of 3 wires with 2 layers: each wire's rotation is uploaded once or, before each layer, twice."""
+def test_the_number_of_fourier_features(ansatz):
+    """3 wires and 2 layers: each wire's rotation is uploaded once or, before each layer, twice."""
     layer, per_wire = shipped(ansatz), 5 if ansatz == "data_reuploading" else 3
     assert FourierLayer(layer).linear.in_features == per_wire**3
     assert fourier_fit(layer)[1] < AGREEMENT
@@ -84,7 +84,7 @@ def test_kinds_of_embeddings(kind):
         assert torch.equal(copied(rows), twin(rows))
 
 
-def test_noise_and_shots_change_the_map_not_the_features():
+def test_noise_and_shots_change_the_map_but_not_the_features():
     noisy = encoded(
         lambda x, w: (qp.RX(x[..., 0], 0), qp.DepolarizingChannel(0.1, 0)), device="default.mixed"
     )
@@ -99,7 +99,7 @@ def branching(x, w):
         qp.RX(x[..., 0], 0)
 
 
-OUTSIDE = {  # gates, reason, what is measured
+OUTSIDE = {  # gates, reason, measurement
     "amplitudes": (lambda x, w: qp.AmplitudeEmbedding(x[..., :2], 0, normalize=True), "first state depends"),
     "branch": (branching, "list of gates depends"),
     "nothing": (lambda x, w: None, "no gate has a separate angle"),
@@ -110,7 +110,7 @@ OUTSIDE = {  # gates, reason, what is measured
 
 
 @pytest.mark.parametrize("kind", OUTSIDE)
-def test_other_circuits_are_refused_with_the_reason(kind):
+def test_other_circuits_raise_an_error_with_the_reason(kind):
     gate, reason, *measure = OUTSIDE[kind]
     layer = encoded(gate, *measure)
     for make in (FourierLayer, lambda layer: control(layer, "fourier")):
@@ -119,7 +119,7 @@ def test_other_circuits_are_refused_with_the_reason(kind):
     assert "fourier" not in controls(layer)
 
 
-def test_large_spectra_are_sampled_and_not_fitted():
+def test_large_spectra_are_sampled_instead_of_fitted():
     layer = shipped("strongly_entangling", n_qubits=9)
     one, same, other = (FourierLayer(layer, seed=seed) for seed in (0, 0, 1))
     assert one.is_sampled and one.linear.in_features == 6561
@@ -130,12 +130,12 @@ def test_large_spectra_are_sampled_and_not_fitted():
         fourier_fit(layer)
 
 
-def test_random_frequencies_have_the_spread_of_the_circuits_own():
+def test_random_frequencies_have_the_spread_of_the_circuits_frequencies():
     layer = random_circuit(3, 1)
-    own, drawn = FourierLayer(layer), FourierLayer(layer, random=True, seed=3)
-    assert own.frequencies.shape == drawn.frequencies.shape
-    assert (drawn.frequencies[0] == 0).all() and not torch.equal(own.frequencies, drawn.frequencies)
-    spreads = [each.frequencies.square().mean(0).sqrt() for each in (own, drawn)]
+    exact, drawn = FourierLayer(layer), FourierLayer(layer, random=True, seed=3)
+    assert exact.frequencies.shape == drawn.frequencies.shape
+    assert (drawn.frequencies[0] == 0).all() and not torch.equal(exact.frequencies, drawn.frequencies)
+    spreads = [each.frequencies.square().mean(0).sqrt() for each in (exact, drawn)]
     torch.testing.assert_close(*spreads, rtol=0.25, atol=0)
 
 
@@ -153,20 +153,20 @@ class Hybrid(nn.Module):
         return self.last(self.circuit(self.first(inputs))) + self.aside(inputs)
 
 
-def test_more_controls():
+def test_additional_controls():
     model, example = Hybrid(), uniform(4, 5)
     outputs = model(example)
-    found = controls(model, example=example)
-    assert list(found)[-4:] == ["fourier", "fourier_random", "compute_matched", "frozen_classical"]
+    nets = controls(model, example=example)
+    assert list(nets)[-4:] == ["fourier", "fourier_random", "compute_matched", "frozen_classical"]
     for name in ("fourier", "fourier_random"):
-        assert count_parameters(found[name])["classical"] == 18 + 8 + 12 + 27 * 3
-    weights = found["frozen_classical"].named_parameters()
+        assert count_parameters(nets[name])["classical"] == 18 + 8 + 12 + 27 * 3
+    weights = nets["frozen_classical"].named_parameters()
     assert [name for name, each in weights if not each.requires_grad] == ["first.weight", "first.bias"]
-    assert torch.equal(found["frozen_classical"](example), outputs)
+    assert torch.equal(nets["frozen_classical"](example), outputs)
     # 3 rotations and, in each of 2 layers, 3 of three angles and 3 entangling gates on two of three wires
     n_multiplications = 4 * (3 * 2**4 + 2 * (3 * 2**4 + 3 * 2**5))
     n_hidden = n_multiplications // (3 + 3)
-    assert found["compute_matched"].circuit[0].weight.shape == (n_hidden, 3)
+    assert nets["compute_matched"].circuit[0].weight.shape == (n_hidden, 3)
     assert "frozen_classical" not in controls(model)
     with pytest.raises(ValueError, match="example"):
         control(model, "frozen_classical")

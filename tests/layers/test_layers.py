@@ -1,4 +1,4 @@
-"""Layers: equal to PennyLane's own, safe in mixed precision; quanvolutions against a plain loop; controls."""
+"""Layers equal PennyLane's and are safe in mixed precision; quanvolutions equal a plain loop; controls."""
 
 import copy
 import itertools
@@ -15,9 +15,9 @@ from qnnkit.layers.controls import Bypass
 from tests.toys import layer_on, linear, measured, mixed_gradients, refused, same, shipped, uniform
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
-"""Largest errors allowed of values and gradients, by precision."""
+"""Largest allowed errors of values and gradients, by precision."""
 BFLOAT16 = 2**-8
-"""Relative spacing of bfloat16: what a circuit computed in it would be wrong by at least."""
+"""Relative spacing of bfloat16: the least error of a circuit computed in it."""
 CONTROLS = ("no_entanglement", "frozen_random", "classical", "no_quantum")
 
 
@@ -40,14 +40,14 @@ HALF, BF, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.f
         (BF, BF, torch.enable_grad, BF),
         (SINGLE, SINGLE, casting, BF),
         (BF, SINGLE, casting, BF),
-        (DOUBLE, DOUBLE, casting, DOUBLE),  # as autocast leaves a linear layer's
+        (DOUBLE, DOUBLE, casting, DOUBLE),  # as autocast does for a linear layer
         (SINGLE, SINGLE, torch.inference_mode, SINGLE),
         (SINGLE, SINGLE, torch.no_grad, SINGLE),
         (SINGLE, SINGLE, lambda: casting(False), SINGLE),
     ],
 )
 def test_circuits_are_computed_in_float32_at_least(of_inputs, of_weights, context, of_outputs):
-    """Whatever autocast says around them; the result is rounded once, at the end."""
+    """Under any autocast; the result is rounded once, at the end."""
     layer, inputs = shipped().to(of_weights), uniform(4, 3).to(of_inputs)
     with context():
         outputs = layer(inputs)
@@ -68,7 +68,7 @@ def test_circuits_are_computed_in_float32_at_least(of_inputs, of_weights, contex
     ],
 )
 @pytest.mark.parametrize("device", ["default.qubit", "lightning.qubit"])
-def test_backends_agree_are_kept_and_explain_themselves(device, backend, words):
+def test_backends_agree_stay_chosen_and_explain_themselves(device, backend, words):
     layer, plain = shipped(backend=backend, device=device), shipped(kind=qp.qnn.TorchLayer)
     same(measured(layer, uniform(4, 3)), measured(plain, uniform(4, 3)))
     assert layer.backend == copy.deepcopy(layer).backend == ("batched" if backend == "auto" else backend)
@@ -85,8 +85,8 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("kind", MEASURED)
-def test_controls_give_what_the_circuit_gives(kind):
-    """Where it gives probabilities, they sum to 1, too; its Python may ask for a batch."""
+def test_controls_give_the_same_kind_of_output_as_the_circuit(kind):
+    """Probabilities sum to 1 as well; the circuit's Python may need a batch."""
     layer = layer_on(2, lambda inputs, w: (qp.RX(inputs[:, 0] + w, 0), MEASURED[kind]())[-1], {"w": ()})
     layer.qnode, inputs = qp.transforms.split_non_commuting(layer.qnode), uniform(5, 2)
     for name, control in controls(layer).items():
@@ -95,7 +95,7 @@ def test_controls_give_what_the_circuit_gives(kind):
             assert control(inputs).sum(1).allclose(torch.ones(5))
 
 
-def test_a_circuit_that_refuses_other_inputs_has_controls():
+def test_a_circuit_that_rejects_other_inputs_has_controls():
     def circuit(inputs, w):
         qp.RX(inputs[inputs > 0].view_as(inputs)[:, 0] + w, 0)
         return qp.probs(0)
@@ -113,7 +113,7 @@ def test_a_circuit_without_weights_has_no_classical_control():
 
 
 def loop(quanv: Quanv2d, images: torch.Tensor) -> torch.Tensor:
-    """The definition, one patch of one channel through one circuit at a time."""
+    """The definition: one patch of one channel through one circuit at a time."""
     k, s = quanv.kernel_size, quanv.stride
     height, width = ((side - k) // s + 1 for side in images.shape[2:])
     maps = torch.zeros(len(images), quanv.out_channels, height, width)
@@ -147,13 +147,13 @@ single = qp.QNode(lambda inputs, angles, turn: users.func(inputs, angles, turn)[
         ("strongly_entangling", "amplitude", 3, 1, 2, 1, (4, 5)),
         ("strongly_entangling", "amplitude", 3, 2, 1, 2, (5, 6)),
         ("hardware_efficient", "iqp", 2, 2, 1, 2, (4, 4)),
-        ("random", "angle", 2, 2, 3, 2, (5, 4)),  # an odd side: the last row is left out
+        ("random", "angle", 2, 2, 3, 2, (5, 4)),  # an odd side: the last row is dropped
         ("hardware_efficient", "angle", 3, 1, 1, 1, (3, 3)),  # nine wires
         ((users, {"angles": (2,), "turn": ()}), "angle", 2, 2, 2, 3, (4, 4)),
         ((single, {"angles": (2,), "turn": ()}), "angle", 2, 2, 2, 2, (4, 4)),
     ],
 )
-def test_quanvolution_is_a_loop_over_patches(
+def test_a_quanvolution_equals_a_loop_over_patches(
     circuit, embedding, kernel_size, stride, channels, filters, size
 ):
     options = {"kernel_size": kernel_size, "stride": stride, "filters": filters, "embedding": embedding}
@@ -166,7 +166,7 @@ def test_quanvolution_is_a_loop_over_patches(
     assert all(weight.grad.abs().max() > FLOAT32 for weight in quanv.parameters())
 
 
-def test_quanvolution_passes_gradients_to_its_images():
+def test_a_quanvolution_passes_gradients_to_its_images():
     quanv, images = Quanv2d(1, "data_reuploading").double(), uniform(1, 1, 2, 4, dtype=torch.float64)
     assert torch.autograd.gradcheck(quanv, images.requires_grad_(), atol=1e-6)
 
@@ -176,7 +176,7 @@ def quanvolution(**options) -> Quanv2d:
 
 
 SIZED = "n_features", "n_outputs", "n_weights"
-BAD = {  # argument, what is given -> the call
+BAD = {  # argument, its value -> the call
     **{(name, value): lambda name=name, value=value: quanvolution(**{name: value}) for value in (0, 1.5, True)
        for name in ("in_channels", "kernel_size", "stride", "filters", "n_layers")},
     ("initialisation", "tiny"): lambda: quanvolution(initialisation="tiny"),
@@ -193,11 +193,11 @@ BAD = {  # argument, what is given -> the call
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("argument", "given"), BAD)
-def test_bad_input_is_named(argument, given):
+@pytest.mark.parametrize(("argument", "value"), BAD)
+def test_errors_name_the_bad_argument(argument, value):
     with refused(argument) as caught:
-        BAD[argument, given]()
-    assert str(given) in str(caught.value)
+        BAD[argument, value]()
+    assert str(value) in str(caught.value)
 
 
 # --- ClassicalLayer -----------------------------------------------------------------------------------
@@ -206,29 +206,29 @@ SIZES = [(4, 4, 24), (4, 4, 1), (4, 4, 3), (4, 4, 20), (1, 3, 10), (9, 4, 25), (
 
 
 @pytest.mark.parametrize(("n_features", "n_outputs", "n_weights"), SIZES)
-def test_classical_layer_has_exactly_so_many_weights(n_features, n_outputs, n_weights):
+def test_a_classical_layer_has_exactly_the_given_number_of_weights(n_features, n_outputs, n_weights):
     layer = ClassicalLayer(n_features, n_outputs, n_weights, seed=1)
     assert sum(weight.numel() for weight in layer.parameters()) == n_weights
     inputs = uniform(6, n_features)
     outputs = layer(inputs)
     assert outputs.shape == (6, n_outputs) and outputs.abs().max() < 1
     (outputs * uniform(6, n_outputs, seed=2)).sum().backward()
-    assert layer.weights.grad.abs().min() > 1e-8  # none is padding
+    assert layer.weights.grad.abs().min() > 1e-8  # no weight is padding
     assert torch.equal(layer(inputs.reshape(2, 3, -1)), outputs.reshape(2, 3, -1))
     same, other = (ClassicalLayer(n_features, n_outputs, n_weights, seed=seed) for seed in (1, 2))
     assert torch.equal(same(inputs), outputs) and not torch.equal(other(inputs), outputs)
     assert list(layer.state_dict()) == ["weights"]
 
 
-def test_classical_layer_goes_on_with_products():
-    """From a linear layer; weights are dealt out in this order. Inputs of 0 have second derivatives."""
+def test_a_classical_layer_continues_with_products():
+    """Linear terms first, then products; weights follow this order. Inputs of 0 have second derivatives."""
     layer = ClassicalLayer(2, 1, 8).double()
     inputs = torch.cat([torch.zeros(1, 2), uniform(6, 2)]).double().requires_grad_()
     x, y = (inputs / np.pi).T
     polynomial = layer.weights @ torch.stack([x**0, x, y, x * x, x * y, y * y, x**3, x * x * y])
-    found, true = layer(inputs)[:, 0], polynomial.tanh()
+    outputs, true = layer(inputs)[:, 0], polynomial.tanh()
     sides = []
-    for values in (found, true):
+    for values in (outputs, true):
         [slopes] = torch.autograd.grad(values.sum(), inputs, create_graph=True)
         sides.append([values, slopes, *mixed_gradients(slopes, [inputs, layer.weights])])
     same(*sides, FLOAT64)
@@ -261,20 +261,20 @@ def size(model: nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def test_controls_have_as_many_parameters():
+def test_controls_have_equally_many_parameters():
     model = net()
-    found = {name: control for name, control in controls(model).items() if name in CONTROLS}
-    assert tuple(found) == CONTROLS
+    nets = {name: control for name, control in controls(model).items() if name in CONTROLS}
+    assert tuple(nets) == CONTROLS
     quantum = 2 * 2 * 4 * 3 + 2 * 3 * 3
     assert count_parameters(model) == {"quantum": quantum, "classical": 195, "frozen": 0}
-    assert count_parameters(found["no_entanglement"]) == count_parameters(model)
-    assert count_parameters(found["frozen_random"]) == {"quantum": 0, "classical": 195, "frozen": quantum}
-    assert count_parameters(found["classical"]) == {"quantum": 0, "classical": 195 + quantum, "frozen": 0}
-    assert count_parameters(found["no_quantum"]) == {"quantum": 0, "classical": 195, "frozen": 0}
+    assert count_parameters(nets["no_entanglement"]) == count_parameters(model)
+    assert count_parameters(nets["frozen_random"]) == {"quantum": 0, "classical": 195, "frozen": quantum}
+    assert count_parameters(nets["classical"]) == {"quantum": 0, "classical": 195 + quantum, "frozen": 0}
+    assert count_parameters(nets["no_quantum"]) == {"quantum": 0, "classical": 195, "frozen": 0}
 
 
 def test_controls_start_from_the_same_classical_weights_and_leave_the_model_unchanged():
-    """They keep its dtype and mode, too."""
+    """Controls also keep its dtype and mode."""
     model, images = net().double().eval(), IMAGES.double()
     before, modules, outputs = copy.deepcopy(model.state_dict()), list(model.modules()), model(images)
     for name, control in controls(model).items():
@@ -304,7 +304,7 @@ def test_no_entanglement_is_separable():
         assert jacobian.diag().abs().min() > FLOAT32 and (others < FLOAT64) == alone
 
 
-def test_controls_are_seeded():
+def test_controls_are_reproducible_by_seed():
     model = net()
     for name in ("frozen_random", "classical"):
         one, same, other = (layers.control(model, name, seed=seed) for seed in (3, 3, 4))
@@ -317,20 +317,20 @@ def test_controls_are_seeded():
 def test_controls_of_a_frozen_quanvolution_are_frozen():
     model = Quanv2d(1, "random", trainable=False)
     model(uniform(1, 1, 4, 4))
-    found = controls(model)
-    trained = found.pop("classical_trained")
+    nets = controls(model)
+    trained = nets.pop("classical_trained")
     assert count_parameters(trained) == {"quantum": 0, "classical": 8, "frozen": 0}
-    assert torch.equal(trained(uniform(1, 1, 4, 4)), found["classical"](uniform(1, 1, 4, 4)))  # at its start
+    assert torch.equal(trained(uniform(1, 1, 4, 4)), nets["classical"](uniform(1, 1, 4, 4)))  # at its start
     for name in CONTROLS:
-        control, frozen = found[name], 0 if name == "no_quantum" else 8
+        control, frozen = nets[name], 0 if name == "no_quantum" else 8
         assert count_parameters(control) == {"quantum": 0, "classical": 0, "frozen": frozen}
-    assert count_parameters(found["fourier"]) == {"quantum": 0, "classical": 81 * 4, "frozen": 0}
-    assert found["fourier"](uniform(1, 1, 4, 4)).shape == model(uniform(1, 1, 4, 4)).shape
+    assert count_parameters(nets["fourier"]) == {"quantum": 0, "classical": 81 * 4, "frozen": 0}
+    assert nets["fourier"](uniform(1, 1, 4, 4)).shape == model(uniform(1, 1, 4, 4)).shape
 
 
 @pytest.mark.parametrize(("n_features", "n_outputs"), [(4, 4), (4, 2), (2, 4)])
-def test_without_a_circuit_its_features_go_on(n_features, n_outputs):
-    """Divided by pi; averaged or repeated where the numbers differ."""
+def test_without_a_circuit_its_features_pass_through(n_features, n_outputs):
+    """Divided by pi; averaged or repeated if the numbers of features and outputs differ."""
     inputs = uniform(5, n_features)
     values = Bypass(n_outputs)(inputs)
     share = n_features // n_outputs or 1
@@ -338,7 +338,7 @@ def test_without_a_circuit_its_features_go_on(n_features, n_outputs):
     same([values], [expected / np.pi], FLOAT32)
 
 
-def test_a_layer_used_twice_stays_one():
+def test_a_layer_used_twice_is_replaced_by_one_control():
     layer, tied = shipped(), shipped(seed=2)
     tied.weights = layer.weights
     model = nn.ModuleDict({"a": layer, "b": layer, "c": nn.Sequential(layer, shipped(seed=1)), "d": tied})
@@ -349,7 +349,7 @@ def test_a_layer_used_twice_stays_one():
         assert name not in CONTROLS or size(control) == (0 if name == "no_quantum" else size(model))
 
 
-def test_circuits_are_seen_under_vmap():
+def test_circuits_are_recognised_under_vmap():
     model, inputs = nn.Sequential(shipped()), uniform(3, 5, 4)
     model.forward = torch.vmap(torch.vmap(model[0], in_dims=1), in_dims=2)
     assert torch.equal(layers.circuit_inputs(model, inputs)[model[0]], inputs.permute(2, 1, 0).reshape(20, 3))
@@ -361,7 +361,7 @@ def test_circuits_are_seen_under_vmap():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("backend", ["default.qubit", "lightning.qubit"])
-def test_cuda_agrees(backend):
+def test_cuda_agrees_with_the_cpu(backend):
     model = nn.Sequential(shipped(backend=backend), linear(3, 2, bias=False))
     inputs = uniform(4, 3)
     true = measured(model, inputs)

@@ -1,4 +1,4 @@
-"""`QuantumLayer` where `pennylane.qnn.TorchLayer` stands: tuples, drawings, copies, bad input."""
+"""`QuantumLayer` in place of `pennylane.qnn.TorchLayer`: tuples, drawings, copies, bad input."""
 
 import copy
 import pickle
@@ -24,7 +24,7 @@ INPUTS = uniform(5, 2)
 
 
 def qnode_of(measure: Callable = two_expvals, shots=None, device: str = "default.qubit", wires: int = 2):
-    """Embedding, entangling layers, and what `measure()` returns; every device has the same seed."""
+    """Embedding, entangling layers and the measurements of `measure()`; every device has the same seed."""
 
     def circuit(inputs, weights):
         qp.AngleEmbedding(inputs, wires=range(2))
@@ -40,7 +40,7 @@ def make(kind: type, qnode: qp.QNode, weights: Tensor | dict[str, Tensor] = WEIG
     return kind(qnode, {name: tuple(value.shape) for name, value in named.items()}, start, **options)
 
 
-# --- what a QNode returns -----------------------------------------------------------------------------
+# --- return values of a QNode -------------------------------------------------------------------------
 
 
 def after_a_measurement() -> list:
@@ -58,8 +58,8 @@ MEASUREMENTS = {
 
 @pytest.mark.parametrize(("backend", "shots"), [("auto", None), ("default.qubit", None), ("auto", 5)])
 @pytest.mark.parametrize("which", MEASUREMENTS)
-def test_a_tuple_is_a_list(which, backend, shots):
-    """One column a number, wherever it runs; TorchLayer has it so for lists alone."""
+def test_a_tuple_counts_as_a_list(which, backend, shots):
+    """One column per number on every backend; TorchLayer does so only for lists."""
     listed, n_outputs = MEASUREMENTS[which]
     for shape in [(2,), (1, 2), (2, 3, 2)]:
         ours = make(QuantumLayer, qnode_of(lambda: tuple(listed()), shots, wires=3), backend=backend)
@@ -78,7 +78,7 @@ def test_a_tuple_is_a_list(which, backend, shots):
     [two_expvals, lambda: tuple(two_expvals()), lambda: qp.expval(qp.Z(0)), lambda: qp.probs(wires=[0, 1])],
 )
 def test_several_numbers_of_shots(measure, shots):
-    """TorchLayer puts them first, for lists and tuples."""
+    """TorchLayer puts the shots axis first, for lists and tuples."""
     ours, theirs = (make(kind, qnode_of(measure, shots)) for kind in (QuantumLayer, TorchLayer))
     same([ours(INPUTS).detach()], [theirs(INPUTS).detach()])
     assert ours(torch.zeros(4, 0, 2)).shape[:3] == (3 if shots == [(20, 3)] else 2, 4, 0)
@@ -93,7 +93,7 @@ def test_an_empty_batch(backend, shape):
     assert outputs.shape == (*shape[:-1], 2) and outputs.dtype == torch.float32
     outputs.sum().backward()
     assert inputs.grad.shape == shape and not layer.weights.grad.any()
-    assert layer(INPUTS).shape == (5, 2)  # nothing is spoilt for the next batch
+    assert layer(INPUTS).shape == (5, 2)  # the next batch still works
 
 
 # --- drawings and counts ------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_draw_and_specs(level):
         assert qp.specs(ours, level=level)(inputs) == qp.specs(theirs, level=level)(inputs)
 
 
-def test_another_input_name_which_comes_last():
+def test_another_input_name_in_last_place():
     @qp.qnode(circuits.make_device("default.qubit", 2))
     def circuit(weights, features=None):
         return plain(features, weights)
@@ -121,7 +121,7 @@ def test_another_input_name_which_comes_last():
         TorchLayer.set_input_argument()
 
 
-# --- weights and QNodes that are exchanged ------------------------------------------------------------
+# --- replaced weights and QNodes ----------------------------------------------------------------------
 
 
 class Doubled(nn.Module):
@@ -139,7 +139,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("backend", ["auto", "default.qubit"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_exchanged_weights_are_used(change, backend):
+def test_replaced_weights_are_used(change, backend):
     layer, doubled = (make(QuantumLayer, qnode_of(), times * WEIGHTS, backend=backend) for times in (1, 2))
     layer(INPUTS)
     CHANGES[change](layer)
@@ -212,16 +212,16 @@ REASONS |= {"layer": repeated}
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_what_makes_python_run_at_every_call_is_named(name):
+def test_the_reason_for_running_python_at_every_call_is_named(name):
     layer = make(QuantumLayer, qp.QNode(REASONS[name], circuits.make_device("default.qubit", 2)))
     assert layer(INPUTS).shape == (5, 2) and f"since it uses `{name}`." in layer.explain()
 
 
 class Custom(QuantumLayer):
-    """A subclass, of which copies must be, too."""
+    """A subclass; copies must have the same class."""
 
 
-def test_copies_keep_what_a_module_has():
+def test_copies_keep_hooks_and_attributes():
     layer = make(Custom, qnode_of())
     model = nn.ModuleList([layer, layer, nn.ParameterList([layer.weights])])
     layer.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
@@ -231,10 +231,10 @@ def test_copies_keep_what_a_module_has():
     assert twin[0].qnode is layer.qnode
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch hides it itself
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch itself hides it
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
-def test_compiled():
-    """The compiler makes a graph of what is before the circuit and one of what is after it, and no other."""
+def test_torch_compile():
+    """The compiler makes one graph before the circuit and one after it, and no others."""
     from torch._dynamo.testing import CompileCounter
 
     class Net(nn.Sequential):
@@ -251,9 +251,9 @@ def test_compiled():
     torch.compiler.reset()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.export")  # of its own, about the weights
-def test_exported(tmp_path):
-    """What torch.export writes is plain torch, which needs neither the QNode nor qnnkit."""
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.export")  # torch's own warning about the weights
+def test_torch_export(tmp_path):
+    """torch.export writes plain torch that needs neither the QNode nor qnnkit."""
     model = nn.Sequential(linear(2, 2), make(QuantumLayer, QNODES["built"]()), linear(2, 2))
     torch.export.save(torch.export.export(model, (INPUTS,)), tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2")
@@ -261,12 +261,12 @@ def test_exported(tmp_path):
     same([program.module()(INPUTS)], [model(INPUTS)])
 
 
-# --- bad input ----------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["auto", "default.qubit"])
 def test_a_note_names_the_number_of_features(backend):
-    """After a call that worked; the error is TorchLayer's own."""
+    """After a call that worked; the error is TorchLayer's, with a note."""
     layer = make(QuantumLayer, qnode_of(), backend=backend)
     for notes in ([], ["The inputs have 3 features; the last successful call had 2."]):
         with pytest.raises(ValueError, match="Features must be of length 2") as caught:
@@ -278,8 +278,8 @@ def test_a_note_names_the_number_of_features(backend):
 
 @pytest.mark.parametrize("backend", ["auto", "default.qubit"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.bool, torch.float64])
-def test_other_numbers(backend, dtype):
-    """TorchLayer would cut the outputs down to whole numbers as well."""
+def test_other_types_of_numbers(backend, dtype):
+    """TorchLayer would also truncate the outputs to whole numbers."""
     inputs = torch.tensor([[0, 1], [1, 1], [1, 0]]).to(dtype)
     layer, theirs = make(QuantumLayer, qnode_of(), backend=backend), make(TorchLayer, qnode_of())
     for rows in (inputs, inputs[0]):
@@ -294,7 +294,7 @@ def test_another_interface():
         make(QuantumLayer, qnode)
 
 
-# --- where it begins, and states ----------------------------------------------------------------------
+# --- initial weights, and states ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_initial_weights(init):
     assert torch.equal(*(state["weights"] for state in states))
 
 
-def test_states_are_alike_on_every_path():
+def test_states_are_the_same_on_every_path():
     layers = [make(QuantumLayer, qnode_of(qp.state), backend=path) for path in ("auto", "default.qubit")]
     for inputs in (INPUTS, INPUTS.reshape(5, 1, 2), INPUTS[0]):
         batched, device = (layer(inputs).detach() for layer in layers)

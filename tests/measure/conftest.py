@@ -1,4 +1,4 @@
-"""What holds for every test of this folder: the workspace is empty, measuring is brief, a Llama is small."""
+"""Fixtures for every test of this folder: an empty workspace, brief measurements, a small Llama."""
 
 import sys
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from qnnkit.models.causal_lm import LLAMA
 
 @pytest.fixture(autouse=True)
 def brief(home, monkeypatch):
-    figuring = sys.modules["qnnkit.measure.figures"]  # the package's attribute is the function
+    figuring = sys.modules["qnnkit.measure.figures"]  # not the function of that name
     monkeypatch.setattr(figuring, "ARRAY", 2**22)
     monkeypatch.setattr(figuring, "LONG_ENOUGH", 1e-4)
     monkeypatch.setitem(LLAMA, "small", (64, 2, 4, 4, 172, 500))  # hidden, layers, heads, inner, vocabulary
@@ -19,7 +19,7 @@ def brief(home, monkeypatch):
 
 @pytest.fixture
 def virtual(monkeypatch):
-    """A clock that goes on by what steps say that they take: no other work on this machine decides a test."""
+    """A clock that advances by the stated time of each step: a busy machine cannot change a result."""
     now = SimpleNamespace(now=0.0)
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now.now))
     return now

@@ -1,4 +1,4 @@
-"""Time and memory as measured: the clock, the race, a step by part, the machine and its survey."""
+"""Measured time and memory: the clock, the race, a step by part, the machine and its survey."""
 
 import getpass
 import json
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def step(virtual):
-    """Gives steps that take so many seconds; `step.calls` has their names."""
+    """Makes steps that take the given seconds; `step.calls` lists their names."""
 
     def make(name, seconds, samples=1):
         def run():
@@ -43,50 +43,50 @@ def step(virtual):
     return make
 
 
-def test_steps_take_turns_and_are_compared_by_their_samples(step):
-    found = race({"a": step("a", 0.1, 10), "b": step("b", 0.1, 5)}, rounds=4)
-    assert {name: lap.seconds for name, lap in found.items()} == pytest.approx({"a": 0.01, "b": 0.02})
-    assert [lap.rounds for lap in found.values()] == [4, 4] and winner(found) == "a"
-    assert step.calls[:4] == ["a", "a", "b", "b"], "one to warm up, one timed"
+def test_steps_take_turns_and_are_compared_per_sample(step):
+    laps = race({"a": step("a", 0.1, 10), "b": step("b", 0.1, 5)}, rounds=4)
+    assert {name: lap.seconds for name, lap in laps.items()} == pytest.approx({"a": 0.01, "b": 0.02})
+    assert [lap.rounds for lap in laps.values()] == [4, 4] and winner(laps) == "a"
+    assert step.calls[:4] == ["a", "a", "b", "b"], "one warm-up, one timed"
     turns = [set(step.calls[i : i + 2]) for i in range(4, 12, 2)]
-    assert turns == [{"a", "b"}] * 4 and step.calls[4:12:2] != ["a"] * 4, "in changing order"
+    assert turns == [{"a", "b"}] * 4 and step.calls[4:12:2] != ["a"] * 4, "the order changes"
 
 
-def test_times_and_errors_are_those_of_undisturbed_rounds(step):
-    took = iter([0.1, 0.1, 0.1, 0.9, 0.2, 0.8])  # one to warm up, one to see, four rounds
-    found = race({"a": step("a", lambda: next(took)), "b": step("b", 0.1)}, rounds=4)
-    assert found["a"].seconds == pytest.approx(0.15), "0.1 and 0.2; in the others, others ran"
-    assert found["a"].error is not None and found["a"].error > 0
+def test_times_and_errors_come_from_undisturbed_rounds(step):
+    took = iter([0.1, 0.1, 0.1, 0.9, 0.2, 0.8])  # one warm-up, one trial, four rounds
+    laps = race({"a": step("a", lambda: next(took)), "b": step("b", 0.1)}, rounds=4)
+    assert laps["a"].seconds == pytest.approx(0.15), "0.1 and 0.2; the others were disturbed"
+    assert laps["a"].error is not None and laps["a"].error > 0
     steady = race({"a": step("a", 0.1), "b": step("b", 0.11)}, rounds=3)
     assert (steady["a"].error, steady["b"].error) == pytest.approx((0.0, 0.0), abs=1e-9)
 
 
-def test_what_is_far_slower_is_measured_once_and_what_would_take_too_long_not_at_all(step):
+def test_much_slower_steps_are_measured_once_and_too_long_ones_never(step):
     steps = {"a": step("a", 0.1), "b": step("b", 0.9)}
-    found = race(steps, seconds=1.0)
-    assert step.calls.count("b") == 3, "one to warm up, one timed, one more in case that was a hiccup"
-    assert (found["b"].seconds, found["b"].error, found["b"].rounds) == (pytest.approx(0.9), None, 1)
-    assert race(steps, seconds=100.0)["b"].rounds > 1, "but where there is time, it may have been a hiccup"
-    found = race({str(n): step(str(n), 0.01 * n, n) for n in (1, 100)}, longest=0.5)
-    assert found["100"] == Lap(None, why="A step would take too long.") and "100" not in step.calls
+    laps = race(steps, seconds=1.0)
+    assert step.calls.count("b") == 3, "one warm-up, one timed, one more in case of a hiccup"
+    assert (laps["b"].seconds, laps["b"].error, laps["b"].rounds) == (pytest.approx(0.9), None, 1)
+    assert race(steps, seconds=100.0)["b"].rounds > 1, "if there is time, it may have been a hiccup"
+    laps = race({str(n): step(str(n), 0.01 * n, n) for n in (1, 100)}, longest=0.5)
+    assert laps["100"] == Lap(None, why="A step would take too long.") and "100" not in step.calls
     long = {"a": step("long", 6.0), "b": step("b", 1.0)}
     assert race(long, seconds=10.0, longest=99.0)["b"] == Lap(None, why="The time was up.")
     assert step.calls.count("long") == 2
     assert race({"a": long["a"]}, seconds=2.9)["a"].seconds == 6.0 and step.calls.count("long") == 3
 
 
-def test_what_fails_says_why_and_what_all_fail_with_is_raised(step):
+def test_a_failure_has_a_reason_and_an_error_of_all_steps_is_raised(step):
     def fails():
         raise RuntimeError("no such thing here\nmore")
 
-    found = race({"a": step("a", fails), "b": step("b", 0.1)})
-    assert (found["a"].seconds, found["a"].why, winner(found)) == (None, "no such thing here.", "b")
+    laps = race({"a": step("a", fails), "b": step("b", 0.1)})
+    assert (laps["a"].seconds, laps["a"].why, winner(laps)) == (None, "no such thing here.", "b")
     with pytest.raises(RuntimeError, match="no such thing"):
         race({"a": step("a", fails)})
 
 
-def test_threads_are_set_for_a_turn_only_in_numpys_matrix_products_too():
-    """Small circuits run on NumPy arrays: without this, one thread was two, and far slower beside others."""
+def test_threads_are_set_for_one_turn_also_in_numpys_matrix_products():
+    """Small circuits run on NumPy: otherwise one thread became two, much slower on a busy machine."""
     import threadpoolctl
 
     def counts():
@@ -102,8 +102,8 @@ def test_threads_are_set_for_a_turn_only_in_numpys_matrix_products_too():
 
 
 @pytest.mark.skipif(not measure.held.CLEAR.exists(), reason="a peak is never forgotten here")
-def test_the_peak_is_that_of_what_came_last():
-    """Of a small process: of a large idle one the system may take pages back at any moment."""
+def test_the_peak_belongs_to_the_last_call():
+    """In a small process: the system may reclaim pages of a large idle one at any moment."""
     done = forked.python("""
         import torch
         from qnnkit import measure
@@ -117,7 +117,7 @@ def test_the_peak_is_that_of_what_came_last():
         del large
         assert measure.peak_on(cpu) > held - 2**24, "a peak stays, but for what Linux has not yet summed"
         measure.reset_peak(cpu)
-        assert measure.peak() < held - 2**27, "until it is begun anew"
+        assert measure.peak() < held - 2**27, "until it is reset"
     """)
     assert done.returncode == 0, done.stderr
 
@@ -125,51 +125,51 @@ def test_the_peak_is_that_of_what_came_last():
 # --- how busy the machine is -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("own", "load"), [(0.0, 1.0), (100.0, 0.0)], ids=["of others", "of this process"])
-def test_a_container_has_what_the_others_leave(monkeypatch, own, load):
-    """All but one of 64 cores are busy, and two are granted."""
+@pytest.mark.parametrize(("used", "load"), [(0.0, 1.0), (100.0, 0.0)], ids=["of others", "of this process"])
+def test_a_container_gets_the_cores_that_others_leave(monkeypatch, used, load):
+    """All except one of 64 cores are busy, and the container may use two."""
     monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: list(range(64)), raising=False)
-    monkeypatch.setattr(psutil.Process, "cpu_percent", lambda self: own)
+    monkeypatch.setattr(psutil.Process, "cpu_percent", lambda self: used)
     monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: [63 / 64 * 100] * 64)
     assert clock.load(1.0) == pytest.approx(load)
     assert [clock.note(each) is None for each in (clock.QUIET * 2, 0.19)] == [False, True]
 
 
-# --- the survey of a machine: no time is asserted ----------------------------------------------------------
+# --- the survey of a machine: asserts no times -------------------------------------------------------------
 
 
-def test_a_survey_is_flat_rows_and_a_table_with_the_recipes_own_net(home, monkeypatch, capfd):
-    """Taken by the command, while others use the machine."""
+def test_a_survey_gives_flat_rows_and_a_table_with_the_recipes_net(home, monkeypatch, capfd):
+    """Made by the command, while others use the machine."""
     command = typing(monkeypatch, capfd)
     monkeypatch.setattr(clock, "load", lambda: 1.5)
     status, out, err = command("measure", "--quick", "--out", "mine.json", "--json")
-    found = json.loads(out)
-    assert status == 0 and json.loads((home / "mine.json").read_bytes()) == found
-    assert not any(isinstance(value, dict | list) for row in found["rows"] for value in row.values())
+    saved = json.loads(out)
+    assert status == 0 and json.loads((home / "mine.json").read_bytes()) == saved
+    assert not any(isinstance(value, dict | list) for row in saved["rows"] for value in row.values())
     names = ("bandwidth", "product", "launch", "net update", "net memory", "net epoch")
-    values = {row["what"]: row["value"] for row in found["rows"] if row["device"] == "cpu"}
+    values = {row["what"]: row["value"] for row in saved["rows"] if row["device"] == "cpu"}
     assert {*values} == {*names} and min(values.values()) > 0
     assert values["net epoch"] == pytest.approx(1079 / 32 * values["net update"])
-    assert found["busy"] == {"most": 1.5, "sentence": measure.note(1.5)} and "1.5 of its" in measure.note(1.5)
-    facts = found["machine"]
-    assert not {platform.node(), getpass.getuser()} & {*map(str, facts.values())}, "whose machine it is"
-    monkeypatch.setattr(survey, "take", lambda *given, **options: found)
+    assert saved["busy"] == {"most": 1.5, "sentence": measure.note(1.5)} and "1.5 of its" in measure.note(1.5)
+    facts = saved["machine"]
+    assert not {platform.node(), getpass.getuser()} & {*map(str, facts.values())}, "facts name host or user"
+    monkeypatch.setattr(survey, "take", lambda *args, **options: saved)
     status, out, err = command("measure")
     text, _, path = out.rpartition("File: ")
-    assert (status, err) == (0, "") and json.loads(Path(path.strip()).read_text()) == found
-    parts = (*names, facts["name"], survey.fastest(found), found["busy"]["sentence"])
+    assert (status, err) == (0, "") and json.loads(Path(path.strip()).read_text()) == saved
+    parts = (*names, facts["name"], survey.fastest(saved), saved["busy"]["sentence"])
     assert all(part in " ".join(text.split()) for part in parts)
-    assert max(map(len, text.splitlines())) < 100, "which a page of 800 pixels shows whole"
+    assert max(map(len, text.splitlines())) < 100, "a page of 800 pixels shows all of it"
 
 
-def test_a_call_is_timed_where_torchs_timer_cannot_be_imported(monkeypatch):
-    """As on Python 3.11, where pip and setuptools were imported before."""
+def test_a_call_is_timed_if_torchs_timer_cannot_be_imported(monkeypatch):
+    """As on Python 3.11 after an import of pip and setuptools."""
     monkeypatch.setitem(sys.modules, "torch.utils.benchmark", None)
     assert 0.01 <= clock.repeated(lambda: time.sleep(0.01), CPU, 0.05) < 1
 
 
-def test_what_cannot_be_measured_says_why():
+def test_a_missing_measurement_has_a_reason():
     config = recipes.settings("digits_quanv", stride=4, batch_size=8)
     splits, places = recipes.of(config).load(config), [torch.device(name) for name in ("cpu", "cuda:7")]
     ways = [(one, each) for each in ("float32", "float16") for one in places]
@@ -184,7 +184,7 @@ def test_what_cannot_be_measured_says_why():
     assert survey.default_place({"name": name}).name == "intel-xeon-cpu-2-00ghz-2-cores-colab.json"
 
 
-# --- a step by part: each takes what it was made to take, on a clock that only these parts move -------------
+# --- a step by part: parts take preset times, on a clock that only they advance -----------------------------
 
 TAKES = {
     "loading": 1, "transfer": 2, "classical forward": 4, "quantum forward": 8, "classical backward": 16,
@@ -193,13 +193,13 @@ TAKES = {
 CLOCK = SimpleNamespace(now=0)
 
 
-def spend(part: str, given):
+def spend(part: str, values):
     CLOCK.now += TAKES[part]
-    return given
+    return values
 
 
 class Slow(torch.autograd.Function):
-    """The identity, which takes its time on either way."""
+    """The identity, which takes its time in the forward and in the backward pass."""
 
     @staticmethod
     def forward(ctx, values, kind):
@@ -222,7 +222,7 @@ class Reader(nn.Module):
 
 
 def net(before: nn.Module, uses: int) -> nn.Module:
-    """A circuit on the inputs, or on what a classical layer makes of them, and a classical reader."""
+    """A circuit on the inputs, or on the outputs of a classical layer, and a classical reader."""
     circuit = shipped(n_qubits=2, n_layers=1, kind=SlowCircuit)
     return nn.Sequential(before, *[circuit] * uses, Reader())
 
@@ -231,43 +231,43 @@ INPUTS, LABELS = torch.linspace(0, 3, 8).reshape(4, 2), torch.tensor([0, 1, 0, 1
 
 
 def parts_of(model, loader, **settings):
-    found = measure.step_parts(model, Classification(), loader, steps=2, warmup=1, seconds=0, **settings)
-    return {row["name"]: row["seconds"] for row in found}
+    rows = measure.step_parts(model, Classification(), loader, steps=2, warmup=1, seconds=0, **settings)
+    return {row["name"]: row["seconds"] for row in rows}
 
 
 @pytest.mark.parametrize("uses", [1, 2])
 @pytest.mark.parametrize("before", [nn.Identity(), nn.Hardsigmoid()])
-def test_what_takes_time_shows_in_its_own_part_and_the_model_is_left_as_it_was(monkeypatch, before, uses):
+def test_each_part_shows_its_time_and_the_model_is_unchanged(monkeypatch, before, uses):
     right, model = torch.optim.Adam.step, net(before, uses).eval()
     start = {name: weight.clone() for name, weight in model.state_dict().items()}
-    loader, moved = mock.MagicMock(), mock.Mock()  # only that it can be moved is asked of a batch's part
+    loader, moved = mock.MagicMock(), mock.Mock()  # the only requirement: it can be moved to a device
     loader.__iter__.side_effect = lambda: iter([spend("loading", (moved, LABELS))])
-    moved.to.side_effect = lambda *given, **named: spend("transfer", INPUTS)
+    moved.to.side_effect = lambda *args, **named: spend("transfer", INPUTS)
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: spend("optimizer", right(self)))
     monkeypatch.setattr(clock, "now", lambda device: CLOCK.now)
-    found = parts_of(model, loader)
-    assert list(found) == list(parts.PARTS)
-    assert found == {name: took * (uses if "quantum" in name else 1) for name, took in TAKES.items()}
+    times = parts_of(model, loader)
+    assert list(times) == list(parts.PARTS)
+    assert times == {name: took * (uses if "quantum" in name else 1) for name, took in TAKES.items()}
     assert not model.training and not model[1]._forward_hooks
     assert all(torch.equal(weight, start[name]) for name, weight in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_frozen_filters_in_half_precision_have_no_way_back():
+def test_frozen_filters_in_half_precision_have_no_backward_pass():
     images = torch.linspace(0, 3, 64).reshape(4, 1, 4, 4)
     quanv = Quanv2d(1, "data_reuploading", filters=2, trainable=False, n_layers=1)
     frozen, config = nn.Sequential(quanv, nn.Flatten(), linear(32, 2)), Settings(precision="bfloat16")
-    found = parts_of(frozen, [(images, LABELS)], config=config)
-    assert found["quantum forward"] > 0 == found["quantum backward"] and found["classical backward"] > 0
+    times = parts_of(frozen, [(images, LABELS)], config=config)
+    assert times["quantum forward"] > 0 == times["quantum backward"] and times["classical backward"] > 0
 
 
-def test_a_changed_step_changes_one_thing_and_drops_nothing(monkeypatch):
-    """Augmentation, and the pieces whose gradients are added up, are part of the step that is timed."""
+def test_a_changed_step_changes_one_thing_and_keeps_the_rest(monkeypatch):
+    """The timed step includes augmentation and the pieces whose gradients are summed."""
     seen, right = [], train.Stepper.backward
 
-    def backward(stepper, *given):
+    def backward(stepper, *args):
         seen.append((stepper.config.precision, stepper.config.micro_batch, stepper.task.augment is not None))
-        right(stepper, *given)
+        right(stepper, *args)
 
     monkeypatch.setattr(train.Stepper, "backward", backward)
     settings = {"batch_size": 8, "augmentation": "affine", "micro_batch": 4}

@@ -1,4 +1,4 @@
-"""qnnkit.measure: what is traced and predicted of a training agrees with one that is run."""
+"""qnnkit.measure: traced and predicted numbers of a training agree with a real run."""
 
 import functools
 import gc
@@ -18,7 +18,7 @@ from qnnkit.models.causal_lm import LLAMA, without_weights
 from qnnkit.settings import Settings
 from tests.toys import linear, refused
 
-predicting = importlib.import_module("qnnkit.measure.predict")  # the package's attributes are the functions
+predicting = importlib.import_module("qnnkit.measure.predict")  # not the function of that name
 planning = importlib.import_module("qnnkit.measure.plan")
 TINY = {"batch_size": 2, "optimizer": "adamw"}
 
@@ -40,12 +40,12 @@ def clip():
 
 @functools.cache
 def seen(workload, **change):
-    """What is traced of a changed workload, once for all tests."""
+    """The trace of a changed workload, made once for all tests."""
     return trace(workload().change(**change))
 
 
 def measured_peak(workload):
-    """Bytes of tensors that a real step holds at most, by the same ledger on tensors that have memory."""
+    """Peak bytes of tensors in a real step, by the same ledger on tensors with memory."""
     ledger, stepper = Ledger(), workload.stepper()
     for tensor in (*stepper.model.parameters(), *stepper.model.buffers()):
         ledger.add(tensor, "weights")
@@ -65,16 +65,16 @@ CHECKPOINTED = {"batch_size": 8, "gradient_checkpointing": True}
         (digits, {"batch_size": 64}, 1.02),
         (llama, {"batch_size": 4, "micro_batch": 2}, 1.02),
         (clip, {"precision": "bfloat16", "optimizer": "sgd", "lora_rank": 4}, 1.02),
-        (llama, CHECKPOINTED, 1.2),  # fake tensors of a part that is computed again are freed a little later
+        (llama, CHECKPOINTED, 1.2),  # fake tensors of a recomputed part are freed a little later
     ],
 )
-def test_a_traced_step_holds_what_a_real_one_does(workload, change, more):
+def test_a_traced_step_holds_as_much_as_a_real_one(workload, change, more):
     real = measured_peak(workload().change(**change))
     assert 0.98 < sum(seen(workload, **change).memory.values()) / real < more
 
 
-def test_a_net_of_ones_own_that_counts_in_its_task():
-    """Values are not known, and need not be: a task may divide by what it has counted."""
+def test_a_users_net_whose_task_counts():
+    """Values are unknown but not needed: a task may divide by a count."""
 
     def task(model, batch):
         count = int((batch[1] > 0).sum())
@@ -85,21 +85,21 @@ def test_a_net_of_ones_own_that_counts_in_its_task():
 
     rows, net = (torch.ones(64, 100), torch.ones(64, 300)), linear(100, 300)
     about = Settings(batch_size=32), 500, lambda config, traced: net, lambda config: rows
-    own = measure.Workload("own", *about, task, example=rows[0])
-    found = trace(own)
-    assert found.n_trained == 300 * 101
-    assert sum(found.memory.values()) == pytest.approx(measured_peak(own), rel=0.02)
+    workload = measure.Workload("own", *about, task, example=rows[0])
+    needs = trace(workload)
+    assert needs.n_trained == 300 * 101
+    assert sum(needs.memory.values()) == pytest.approx(measured_peak(workload), rel=0.02)
     with refused("task"):
         trace(measure.Workload("own", *about, selects))
 
 
 def test_torchs_own_tracker_agrees():
-    """MemTracker, by its public names, on a step without frozen weights, which it refuses."""
+    """MemTracker, by its public names, on a step without frozen weights, which it cannot handle."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     workload = llama()
     stepper = workload.stepper()
-    stepper(workload.batch())  # makes the moments
+    stepper(workload.batch())  # creates the moments
     tracker = MemTracker()
     tracker.track_external(stepper.model, stepper.optimizer)
     with tracker:
@@ -108,15 +108,15 @@ def test_torchs_own_tracker_agrees():
     assert sum(seen(llama).memory.values()) == pytest.approx(peak["Total"], rel=0.01)
 
 
-def test_parts_are_what_they_are_called():
-    found = seen(llama, batch_size=4, micro_batch=2)
-    weights = 4 * found.n_weights
-    assert weights <= found.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
-    assert found.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"
-    assert found.memory["gradients"] == weights, "of the first batch, when the second is at its peak"
-    assert found.memory["activations"] > 0 and not found.memory.get("quantum states")
+def test_parts_of_the_memory_have_the_right_sizes():
+    needs = seen(llama, batch_size=4, micro_batch=2)
+    weights = 4 * needs.n_weights
+    assert weights <= needs.memory["weights"] <= weights + 4096, "the weights, and a few buffers"
+    assert needs.memory["optimizer"] == pytest.approx(2 * weights, rel=0.01), "two moments"
+    assert needs.memory["gradients"] == weights, "of the first batch, at the peak of the second"
+    assert needs.memory["activations"] > 0 and not needs.memory.get("quantum states")
     few, many = (seen(digits, batch_size=n).memory["quantum states"] for n in (64, 512))
-    assert 7 < many / few < 9, "eight times the circuits"
+    assert 7 < many / few < 9, "eight times as many circuits"
     assert many > 512 * 49 * 2**4 * 2 * 4, "49 states of four wires an image, in real and imaginary parts"
 
 
@@ -124,111 +124,111 @@ def test_work_grows_with_the_batch_and_with_its_pieces():
     changes = {}, {"batch_size": 8}, {"batch_size": 6, "micro_batch": 2}
     one, four, three = (seen(llama, **each).work for each in changes)
     assert (four.flops, three.flops) == pytest.approx((4 * one.flops, 3 * one.flops), rel=0.01)
-    assert one.bytes < four.bytes < 4 * one.bytes, "moments and weights are moved once"
+    assert one.bytes < four.bytes < 4 * one.bytes, "moments and weights are moved only once"
     assert 2 * one.bytes < three.bytes < 3 * one.bytes
     tokens, n = 2 * 32, seen(llama).n_weights
     assert 0.5 < one.flops / (6 * tokens * n) < 1.5, "Kaplan et al. (2020), arXiv:2001.08361"
     usual, again = seen(llama, batch_size=8), seen(llama, **CHECKPOINTED)
     assert again.memory["activations"] < 0.7 * usual.memory["activations"]
-    assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "a forward pass more of three"
+    assert 1.1 * usual.work.flops < again.work.flops < 1.4 * usual.work.flops, "one more forward pass"
     # Products of attention grow with the square of the length, the others with the length.
     short, long = (seen(llama, sequence_length=n).work.flops for n in (32, 512))
-    per_pair = 14 * 64 * 2  # of 64 wide, 2 layers: two products forward, five backward: 2 operations each
+    per_pair = 14 * 64 * 2  # 64 wide, 2 layers: two products forward, five backward: 2 operations each
     extra = 2 * (512**2 - 16 * 32**2)  # tokens squared, two samples
     assert long - 16 * short == pytest.approx(per_pair * extra, rel=0.01)
 
 
-def test_what_is_large_is_traced_without_memory(monkeypatch):
+def test_large_models_are_traced_without_memory(monkeypatch):
     count = sum(weight.numel() for weight in without_weights("3b").parameters())
     assert 3.2e9 < count < 3.25e9, "as Llama 3.2 3B is published"
     monkeypatch.setitem(LLAMA, "3b", (3072, 6, 24, 8, 8192, 128256))
     measure.reset_peak(torch.device("cpu"))
     before, frozen, begin = measure.resident(), gc.get_freeze_count(), time.process_time()
-    found = trace(llama("3b", lora_rank=8, sequence_length=2048))
+    needs = trace(llama("3b", lora_rank=8, sequence_length=2048))
     assert time.process_time() - begin < 10, "on one core; 1 s was measured"
-    assert gc.get_freeze_count() >= frozen > 0, "a heap that its owner has frozen stays so"
-    if measure.held.CLEAR.exists():  # elsewhere a peak is never forgotten
+    assert gc.get_freeze_count() >= frozen > 0, "a frozen heap stays frozen"
+    if measure.held.CLEAR.exists():  # other systems never reset a peak
         assert measure.peak() - before < 1e9, "its weights alone would take 4 GB"
-    assert found.n_weights > 9e8 and found.memory["weights"] == pytest.approx(4 * found.n_weights, rel=0.01)
-    assert found.n_trained < 1e-3 * found.n_weights and found.memory["optimizer"] < 2**25
+    assert needs.n_weights > 9e8 and needs.memory["weights"] == pytest.approx(4 * needs.n_weights, rel=0.01)
+    assert needs.n_trained < 1e-3 * needs.n_weights and needs.memory["optimizer"] < 2**25
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 4), ("sgd", 2)])
 def test_a_gpu_updates_all_weights_at_once(optimizer, copies):
-    """Where little else is held, that is the peak: what is told of it is what is traced."""
+    """If little else is held, the update is the peak: the prediction equals the trace."""
     workload = llama(sequence_length=4, optimizer=optimizer, weight_decay=0.01)
     usual, together = trace(workload), trace(workload, foreach=True)
     assert usual.at_update == pytest.approx(sum(together.memory.values()), rel=0.01)
     assert usual.at_update == pytest.approx(usual.memory["weights"] + 4 * copies * usual.n_weights, rel=0.01)
 
 
-def test_what_is_computed_once_stays_in_memory():
+def test_values_computed_once_stay_in_memory():
     config = recipes.settings("digits_quanv", trainable=False)
     splits = recipes.of(config).load(config)
     frozen, n = measure.of_recipe(config, splits), sum(len(splits.split(name)) for name in SPLITS)
-    assert frozen.loaded_bytes == n * (64 + 8)  # a byte a pixel, and the label
+    assert frozen.loaded_bytes == n * (64 + 8)  # one byte per pixel, and the label
     assert frozen.data_bytes - frozen.loaded_bytes == n * 4 * 4 * 49
-    assert not trace(frozen).memory.get("quantum states"), "circuits do not run in training"
+    assert not trace(frozen).memory.get("quantum states"), "no circuits run in training"
 
 
 # --- a whole training ---------------------------------------------------------------------------------------
 
 
-def test_checkpoints_take_the_disk_that_is_counted(tmp_path):
+def test_checkpoints_use_the_predicted_disk_space(tmp_path):
     workload = llama().change(epochs=4, batch_size=8, lora_rank=64)
     model, config = workload.build(workload.training, False), workload.training
     loaders = {split: workload.loader(1) for split in ("train", "validation")}
     train.fit(model, workload.task, loaders, config, groups=workload.groups(model, config), folder=tmp_path)
     sizes = [path.stat().st_size for path in tmp_path.glob("checkpoint-*")]
-    found, more = measure.predict(workload, measured=False), 2**16  # names and random states
-    assert found.checkpoint < max(sizes) < found.checkpoint + more and found.checkpoint > 5 * more
-    assert len(sizes) <= config.keep_checkpoints + 1 and sum(sizes) < found.disk + 3 * more
+    result, more = measure.predict(workload, measured=False), 2**16  # names and random states
+    assert result.checkpoint < max(sizes) < result.checkpoint + more and result.checkpoint > 5 * more
+    assert len(sizes) <= config.keep_checkpoints + 1 and sum(sizes) < result.disk + 3 * more
 
 
 def test_predictions_add_up(monkeypatch):
     workload = digits()
-    found = measure.predict(workload, seconds=0.1, n_threads=1)
-    assert found.peak == found.in_all == sum(found.memory.values()) > found.on_accelerator > 0
-    assert found.memory["framework"] > 100 * 2**20 and found.memory["data"] == workload.data_bytes
-    assert found.seconds > 0 and found.spread >= 1 and "scaled" not in found.notes[-1]
-    monkeypatch.setattr(train, "fit", None)  # nothing is run where only memory is asked
+    result = measure.predict(workload, seconds=0.1, n_threads=1)
+    assert result.peak == result.in_all == sum(result.memory.values()) > result.on_accelerator > 0
+    assert result.memory["framework"] > 100 * 2**20 and result.memory["data"] == workload.data_bytes
+    assert result.seconds > 0 and result.spread >= 1 and "scaled" not in result.notes[-1]
+    monkeypatch.setattr(train, "fit", None)  # runs nothing if only memory is requested
     again = measure.predict(workload, measured=False)
     assert again.seconds is again.seconds_per_epoch is None
-    assert {*again.memory} == {*found.memory} - {"workspace"}
+    assert {*again.memory} == {*result.memory} - {"workspace"}
 
 
 @pytest.mark.parametrize("n_samples", [1000, 4])
-def test_what_timing_itself_keeps_is_not_counted_twice(n_samples):
-    """The weights of the best epoch, without a folder, or a checkpoint's copy: trainings count the latter."""
+def test_memory_of_the_timing_itself_is_not_counted_twice(n_samples):
+    """Weights of the best epoch, without a folder, or a checkpoint's copy, which a training counts."""
     rows = torch.ones(8, 3000), torch.zeros(8, dtype=torch.long)
     config = Settings(batch_size=2, optimizer="sgd", learning_rate=1e-6)
     about = (lambda *_: linear(3000, 3000), lambda config: rows, tasks.Classification())
-    found = measure.predict(measure.Workload("", config, n_samples, *about, example=rows[0]), seconds=0.1)
-    assert found.memory["weights"] > 3.5e7 and found.memory["checkpoint"] > 3.5e7
-    assert found.memory["workspace"] < 0.5 * found.memory["weights"]
+    result = measure.predict(measure.Workload("", config, n_samples, *about, example=rows[0]), seconds=0.1)
+    assert result.memory["weights"] > 3.5e7 and result.memory["checkpoint"] > 3.5e7
+    assert result.memory["workspace"] < 0.5 * result.memory["weights"]
 
 
-def test_what_would_not_fit_is_timed_at_a_smaller_batch(monkeypatch):
+def test_a_batch_that_does_not_fit_is_timed_at_a_smaller_size(monkeypatch):
     workload = digits().change(batch_size=4)
     held = sum(trace(workload).memory.values())
     for free, size in ((1.8 * held, 2), (0, 0)):
         monkeypatch.setattr(predicting, "free", lambda device, free=free: free)
-        found = measure.predict(workload, seconds=0.1, n_threads=1)
-        assert (found.seconds is None) == (size == 0)
-        assert any("with 2 samples at a time" in note for note in found.notes) == (size == 2)
+        result = measure.predict(workload, seconds=0.1, n_threads=1)
+        assert (result.seconds is None) == (size == 0)
+        assert any("with 2 samples at a time" in note for note in result.notes) == (size == 2)
 
 
-def test_where_memory_is_tight_each_remedy_is_traced(monkeypatch):
+def test_each_remedy_for_tight_memory_is_traced(monkeypatch):
     workload = llama(batch_size=64)
     plain, four = (seen(llama, batch_size=64, **each) for each in ({}, {"micro_batch": 16}))
     spot = Spot(HERE, "cpu", int(0.9 * (plain.held + plain.copied) + measure.resident()))
-    monkeypatch.setattr(platforms, "this_machine", lambda *given: spot)
-    found = measure.plan(workload, device="cpu", measure=False)
-    rows = {each["command"].removeprefix("--set "): each for each in found.remedies}
+    monkeypatch.setattr(platforms, "this_machine", lambda *args: spot)
+    plan = measure.plan(workload, device="cpu", measure=False)
+    rows = {each["command"].removeprefix("--set "): each for each in plan.remedies}
     first, last = ["micro_batch=16", "gradient_checkpointing=true"], ["precision=bfloat16", "batch_size=32"]
     assert list(rows) == first + last
-    for each in found.remedies:
+    for each in plan.remedies:
         assert each["fits"] == (each["needs"] <= planning.FULL * spot.usable) and each["slow"] is None
-    less = found.places[0]["needs"] - rows["micro_batch=16"]["needs"]
+    less = plan.places[0]["needs"] - rows["micro_batch=16"]["needs"]
     assert less == plain.held + plain.copied - four.held - four.copied > 0
-    assert "--set micro_batch=16" in str(found)
+    assert "--set micro_batch=16" in str(plan)

@@ -1,4 +1,4 @@
-"""Where a net is trained: what is measured faster by more than the noise, and kept by its run alone."""
+"""Placement of a net: on whatever is faster by more than the noise; the choice is kept in its run."""
 
 import copy
 import itertools
@@ -28,7 +28,7 @@ THREAD_COUNTS = placement.thread_counts
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """Two cores, nothing measured yet, and nobody else at work."""
+    """Two cores, nothing measured yet, and no other load."""
     monkeypatch.setattr(placement, "thread_counts", lambda: [1, 2])
     monkeypatch.setattr(clock, "load", lambda: 0.0)
     monkeypatch.setattr(clock, "TURN", 0.002)
@@ -37,11 +37,11 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def reader(virtual):
-    """Makes a net that takes `slow(number of samples)` seconds of the virtual clock, and reads linearly."""
+    """Makes a linear net that takes `slow(number of samples)` seconds of the virtual clock."""
 
     def make(slow):
-        def forward(module, given):
-            virtual.now += slow(len(given[0]))
+        def forward(module, inputs):
+            virtual.now += slow(len(inputs[0]))
 
         net = linear(4, 2)
         net.register_forward_pre_hook(forward)
@@ -51,11 +51,11 @@ def reader(virtual):
 
 
 def place(net, samples, config=None, n_samples=None, **about):
-    """Where a net of a user's own is trained fastest; copies of it are trained."""
+    """The fastest place for a user's net; trains copies of it."""
     n = len(samples[0])
-    own = Settings(batch_size=n) if config is None else config
+    settings = Settings(batch_size=n) if config is None else config
     build = lambda *_: copy.deepcopy(net)  # noqa: E731
-    workload = Workload("own", own, n_samples or n, build, lambda config: samples, Classification())
+    workload = Workload("own", settings, n_samples or n, build, lambda config: samples, Classification())
     return placement.place(workload, **about)
 
 
@@ -72,27 +72,27 @@ SIZES = [Candidate("cpu", 1, size) for size in (16, 32, 64, 128)]
 
 
 @pytest.mark.parametrize(
-    ("found", "seconds", "errors", "index"),
+    ("choices", "seconds", "errors", "index"),
     [
         (THREADS, (1.2, 1.1, 1.0), (0.05, 0.01, 0.0), 2),
         (THREADS, (1.08, 1.1, 1.0), (0.15, 0.01, 0.0), 0),  # noise: ties go to fewer threads
-        (THREADS, (1.2, 1.1, 1.0), (0.15, 0.01, 0.0), 2),  # but not over 10 %
-        (THREADS, (1.09, 1.045, 1.0), (), 1),  # ties do not add up
-        (THREADS, (None, 1.1, 1.0), (), 2),  # one that failed
-        (DEVICES, (1.5, 1.03, 1.0), (), 1),  # and to the CPU
+        (THREADS, (1.2, 1.1, 1.0), (0.15, 0.01, 0.0), 2),  # but not beyond 10 %
+        (THREADS, (1.09, 1.045, 1.0), (), 1),  # ties are not chained
+        (THREADS, (None, 1.1, 1.0), (), 2),  # a failed one
+        (DEVICES, (1.5, 1.03, 1.0), (), 1),  # ties go to the CPU
         (DEVICES, (1.5, 1.2, 1.0), (), 2),
-        (SIZES, (4.0, 1.09, 1.0, 0.995), (), 1),  # the smallest within 10 % of the best
+        (SIZES, (4.0, 1.09, 1.0, 0.995), (), 1),  # the smallest one within 10 % of the best
         (SIZES, (4.0, 3.0, 2.0, None), (), 2),
         (SIZES, (None, None, None, None), (), 0),
     ],
 )
-def test_the_simplest_that_is_not_clearly_slower(found, seconds, errors, index):
-    both = itertools.zip_longest(found, seconds, errors)
+def test_the_simplest_choice_that_is_not_clearly_slower_wins(choices, seconds, errors, index):
+    both = itertools.zip_longest(choices, seconds, errors)
     laps = {one.name: Lap(took, error) for one, took, error in both}
-    assert placement.decide(found, laps) == found[index]
+    assert placement.decide(choices, laps) == choices[index]
 
 
-def test_candidates_are_what_the_settings_leave_open(monkeypatch):
+def test_candidates_are_all_that_the_settings_leave_open(monkeypatch):
     usable = [torch.device(name) for name in ("cpu", "cuda:0", "cuda:1", "mps")]
     monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
     fixed = Settings(batch_size=32)
@@ -110,30 +110,30 @@ def test_candidates_are_what_the_settings_leave_open(monkeypatch):
         names("cpu", config=Settings(precision="float16"))
 
 
-def test_threads_are_of_physical_cores(monkeypatch):
+def test_the_number_of_threads_follows_physical_cores(monkeypatch):
     monkeypatch.setattr(placement, "torch", SimpleNamespace(get_num_threads=lambda: 12))
     monkeypatch.setattr(machine, "cores", lambda: 16)
     for physical, expected in ((8, [1, 4, 8]), (1, [1]), (2, [1, 2]), (None, [1, 6, 12])):
-        monkeypatch.setattr(psutil, "cpu_count", lambda logical, found=physical: found)
+        monkeypatch.setattr(psutil, "cpu_count", lambda logical, number=physical: number)
         assert THREAD_COUNTS() == expected
 
 
 # --- the race -------------------------------------------------------------------------------------
 
 
-def test_a_planted_slow_number_of_threads_is_found_and_the_net_is_left_as_it_was(reader):
-    """Dropout draws, and nothing outside may know."""
+def test_a_slow_number_of_threads_is_avoided_and_the_net_is_unchanged(reader):
+    """Dropout draws random numbers, which must not change global generators."""
     net = reader(lambda n: 0.03 if torch.get_num_threads() == 1 else 0.001)
     before = copy.deepcopy(net.state_dict())
-    found = place(nn.Sequential(net, nn.Dropout(0.5)), batch(), **ON_CPU)
-    assert (found.device, found.threads, found.batch_size) == ("cpu", 2, 8)
+    choice = place(nn.Sequential(net, nn.Dropout(0.5)), batch(), **ON_CPU)
+    assert (choice.device, choice.threads, choice.batch_size) == ("cpu", 2, 8)
     assert same(net.state_dict(), before) and all(weight.grad is None for weight in net.parameters())
-    assert found.rows[0]["candidate"] == (first := "cpu on 2 threads, batch 8")
-    assert re.fullmatch(rf"{first}: [\d,]+ samples/s; cpu on .* times that.", found.sentence)
+    assert choice.rows[0]["candidate"] == (first := "cpu on 2 threads, batch 8")
+    assert re.fullmatch(rf"{first}: [\d,]+ samples/s; cpu on .* times that.", choice.sentence)
 
 
 def refusing(most):
-    """As a GPU does: more than so many samples are out of memory."""
+    """Runs out of memory above this many samples, as a GPU does."""
 
     def slow(n):
         if n > most:
@@ -143,34 +143,34 @@ def refusing(most):
     return slow
 
 
-def test_the_size_of_batch_is_the_best_that_fits(reader):
-    found = place(reader(refusing(32)), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
-    assert found.sentence.startswith("cpu on 1 thread, batch 32: ") and found.batch_size == 32
-    assert {row["why"] for row in found.rows} == {"", "CUDA out of memory. Tried to allocate 2.00 GiB."}
+def test_the_fastest_batch_size_that_fits_is_chosen(reader):
+    choice = place(reader(refusing(32)), batch(), AUTO, threads=1, n_samples=128 * 20, **ON_CPU)
+    assert choice.sentence.startswith("cpu on 1 thread, batch 32: ") and choice.batch_size == 32
+    assert {row["why"] for row in choice.rows} == {"", "CUDA out of memory. Tried to allocate 2.00 GiB."}
 
 
-def test_what_is_heavy_is_timed_with_few_samples_and_what_never_fits_not_at_all(reader):
+def test_heavy_nets_are_timed_with_few_samples_and_too_large_ones_never(reader):
     seen: list[int] = []
     heavy = place(reader(lambda n: seen.append(n) or 0.004 * n), batch(64), **ON_CPU)
     assert max(seen) < 64 == heavy.batch_size and heavy.sentence.endswith(f". Timed at batch {max(seen)}.")
     calls = place(reader(lambda n: seen.append(n) or 0.001), batch(2048), **ON_CPU)
-    assert max(seen) == 2048 and "Timed at" not in calls.sentence, "which takes no longer than a small one"
+    assert max(seen) == 2048 and "Timed at" not in calls.sentence, "it takes no longer than a small one"
     fails = reader(lambda n: 0.001 if n < 65 or torch.get_num_threads() == 2 else 1 / 0)
     on_two = place(fails, batch(512), **ON_CPU)
-    assert on_two.threads == 2, "where one thread fails, and at its full size alone"
+    assert on_two.threads == 2, "one thread fails, only at full size"
     none = place(reader(refusing(0)), batch(), **ON_CPU)
     assert none.threads == 1 and "nothing could be measured, so this is the simplest" in none.sentence
 
 
-def test_a_size_that_would_not_fit_is_not_tried(monkeypatch, reader):
-    """On a CPU nobody would be left to tell of it."""
-    held = [0]  # a megabyte for each sample
+def test_a_batch_size_that_does_not_fit_is_not_tried(monkeypatch, reader):
+    """On a CPU the process itself would be killed."""
+    held = [0]  # a megabyte per sample
     monkeypatch.setattr(machine, "memory", lambda: (64 * 10**6, 64 * 10**6))
     monkeypatch.setattr(placement.held, "reset_peak", lambda place: held.append(0))
     monkeypatch.setattr(placement.held, "peak_on", lambda place: 10**6 * held[-1])
     slow = lambda n: held.append(n) or 0.001  # noqa: E731
-    found = place(reader(slow), batch(), AUTO, threads=1, n_samples=1024 * 20, **ON_CPU)
-    assert found.batch_size in {*held} == {0, 16, 32}, "64 samples would take all there is"
+    choice = place(reader(slow), batch(), AUTO, threads=1, n_samples=1024 * 20, **ON_CPU)
+    assert choice.batch_size in {*held} == {0, 16, 32}, "64 samples would take all memory"
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -180,10 +180,10 @@ HERE = {"controls": [], "threads": "auto", "backend": "batched"}
 
 @pytest.fixture
 def tiny(pictures, tmp_path, monkeypatch):
-    """Opens a tiny run, whose races take a moment and end in the last choice: `tiny(epochs=1)`."""
+    """Opens a tiny run with brief races, which end in the last choice: `tiny(epochs=1)`."""
     right, usable = placement.place, [torch.device("cpu")]
     monkeypatch.setattr(placement.device, "usable_devices", lambda: usable)
-    monkeypatch.setattr(placement, "place", lambda *given, **named: right(*given, **named, seconds=0.05))
+    monkeypatch.setattr(placement, "place", lambda *args, **named: right(*args, **named, seconds=0.05))
     monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[-1])
     given = {**TINY, **HERE, "data_dir": str(pictures)}
     return lambda **settings: runs.open_run(tmp_path / "run", "folder_quanv", **given | settings)
@@ -191,9 +191,9 @@ def tiny(pictures, tmp_path, monkeypatch):
 
 @pytest.fixture
 def raced(monkeypatch):
-    """Grows with every race."""
+    """A list that grows with every race."""
     races, right = [], placement.timed
-    monkeypatch.setattr(placement, "timed", lambda *given: races.append(1) or right(*given))
+    monkeypatch.setattr(placement, "timed", lambda *args: races.append(1) or right(*args))
     return races
 
 
@@ -201,23 +201,23 @@ def note(run):
     return json.loads((run.folder / "provenance.json").read_text())["placement"]
 
 
-def test_a_run_that_goes_on_is_trained_where_it_was(tiny, raced, monkeypatch):
+def test_a_resumed_run_is_trained_where_it_was(tiny, raced, monkeypatch):
     run, seen = tiny(), []
     watch = each_epoch(lambda row: seen.append(torch.get_num_threads()) or 1 / (len(seen) - 1))
     with pytest.raises(ZeroDivisionError):
         list(runs.train_all(run, on_row=watch))
-    kept = note(run)
-    assert (kept["device"], kept["threads"], kept["batch_size"], len(raced)) == ("cpu", 2, 4, 1)
-    assert kept["sentence"].startswith("cpu on 2 threads, batch 4: ")
-    monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[0])  # what it would find now
+    old = note(run)
+    assert (old["device"], old["threads"], old["batch_size"], len(raced)) == ("cpu", 2, 4, 1)
+    assert old["sentence"].startswith("cpu on 2 threads, batch 4: ")
+    monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[0])  # what a race would give now
     again = tiny()
     list(runs.train_all(again, on_row=watch))
-    assert (len(raced), note(again), {*seen}) == (1, kept, {2})
+    assert (len(raced), note(again), {*seen}) == (1, old, {2})
     trained = again.provenance["trained"]
-    assert [trained[name] for name in ("threads", "sentence", "backend")] == [2, kept["sentence"], "batched"]
+    assert [trained[name] for name in ("threads", "sentence", "backend")] == [2, old["sentence"], "batched"]
 
 
-def test_a_size_of_batch_is_kept_and_another_machine_or_setting_decides_the_rest(tiny, raced, monkeypatch):
+def test_a_batch_size_is_kept_and_the_rest_is_decided_per_machine(tiny, raced, monkeypatch):
     monkeypatch.setattr(placement, "SMALLEST", 2)
     monkeypatch.setattr(placement, "UPDATES", 2)  # 14 images: batches of 2 and 4
     run = tiny(batch_size="auto")
@@ -225,7 +225,7 @@ def test_a_size_of_batch_is_kept_and_another_machine_or_setting_decides_the_rest
     assert {written, run.provenance["batch_size"], run.config.batch_size, note(run)["batch_size"]} == {4}
     monkeypatch.setattr(placement, "decide", lambda ways, laps: ways[0])
     assert tiny(batch_size="auto").config == run.config == runs.open_run(run.folder).config
-    for damaged in ({"batch_size": 1}, [], None):  # whatever becomes of the note
+    for damaged in ({"batch_size": 1}, [], None):  # whatever happens to the note
         run.note_provenance(placement=damaged)
         assert runs.open_run(run.folder).config == run.config and runs.placed(run).batch_size == 4
     with pytest.raises(ValueError, match="batch_size: 4 in the folder, 2 now"):
@@ -239,7 +239,7 @@ def test_a_size_of_batch_is_kept_and_another_machine_or_setting_decides_the_rest
     assert len(raced) == 2
 
 
-def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):
+def test_a_run_with_several_processes_measures_nothing(tiny, monkeypatch):
     run = tiny()
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert runs.placed(run).sentence == "cpu: 2 processes take equal shares, so nothing was measured."
@@ -251,8 +251,8 @@ def test_a_run_of_several_processes_measures_nothing(tiny, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_is_raced_too():
+def test_a_gpu_takes_part_in_the_race():
     wide = nn.Sequential(linear(4, 4096), nn.ReLU(), linear(4096, 4096), nn.ReLU(), linear(4096, 2))
-    found = place(wide, batch(512), seconds=5)
-    raced = {row["candidate"] for row in found.rows}
-    assert found.device == "cuda:0" and raced >= {"cpu on 1 thread, batch 512", "cuda:0, batch 512"}
+    choice = place(wide, batch(512), seconds=5)
+    raced = {row["candidate"] for row in choice.rows}
+    assert choice.device == "cuda:0" and raced >= {"cpu on 1 thread, batch 512", "cuda:0, batch 512"}

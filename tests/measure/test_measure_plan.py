@@ -1,4 +1,4 @@
-"""qnnkit.measure: verdicts, other machines, and what is typed answered or refused."""
+"""qnnkit.measure: verdicts, other machines, and answers or errors of the command."""
 
 import importlib
 import json
@@ -13,13 +13,13 @@ from qnnkit.measure.memory import Work
 from qnnkit.measure.platforms import HERE, Spot, estimate, roofline
 from tests.toys import refused, typing
 
-planning = importlib.import_module("qnnkit.measure.plan")  # the package's attribute is the function
+planning = importlib.import_module("qnnkit.measure.plan")  # not the function of that name
 GB, HOUR = 10**9, 3600.0
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """Nobody else is at work."""
+    """No other load on the machine."""
     monkeypatch.setattr(planning, "load", lambda: 0.0)
 
 
@@ -30,22 +30,22 @@ RECIPE: Any = ("plan", "--recipe", "digits_quanv", "--set", "stride=4")
 QUICK: Any = (*RECIPE, "--no-measuring")
 
 
-def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monkeypatch, capfd):
+def test_a_plan_has_a_row_per_machine_and_text_and_json_agree(monkeypatch, capfd):
     typed, plans, plan = typing(monkeypatch, capfd), [], measure.plan
     monkeypatch.setattr(
         measure, "plan", lambda **asked: plans.append(plan(**asked, seconds=0.1)) or plans[-1]
     )
     limits = "--set", "epochs=7", "--deadline", 0.0003, "--budget", "0"
     status, out, err = typed(*RECIPE, *limits, "--json")
-    found, [planned] = json.loads(out), plans
-    assert (status, err, found) == (0, "", json.loads(json.dumps(planned.as_dict(), allow_nan=False)))
-    places, prediction = {each["machine"]: each for each in found["places"]}, found["prediction"]
+    parsed, [planned] = json.loads(out), plans
+    assert (status, err, parsed) == (0, "", json.loads(json.dumps(planned.as_dict(), allow_nan=False)))
+    places, prediction = {each["machine"]: each for each in parsed["places"]}, parsed["prediction"]
     assert [*places] == [HERE, *platforms.load().shown]
-    assert (prediction["n_samples"], found["nets"], found["seeds"], found["remedies"]) == (1079, 5, 3, [])
+    assert (prediction["n_samples"], parsed["nets"], parsed["seeds"], parsed["remedies"]) == (1079, 5, 3, [])
     mine, other, epoch = places[HERE], places["T4"], prediction["seconds_per_epoch"]
     assert (mine["basis"], other["basis"]) == ("measured here", "published")
     assert (mine["epoch"], mine["in_all"]) == pytest.approx((epoch, 7 * 5 * 3 * epoch))
-    assert (mine["why"], other["why"], found["answer"]) == (["time"], ["time", "price"], planned.answer)
+    assert (mine["why"], other["why"], parsed["answer"]) == (["time"], ["time", "price"], planned.answer)
     text = str(planned)
     parts = "memory at the peak", "nets: 5, seeds: 3", "not measured", "A100 40 GB", "price unknown"
     assert all(part in " ".join(text.split()) for part in (*parts, planned.answer))
@@ -54,23 +54,23 @@ def test_a_plan_has_a_row_for_every_machine_and_text_and_json_say_the_same(monke
     assert (status, out, err) == (0, f"{plans[1]}\n", "") and plans[1].nets == plans[1].seeds == 1
 
 
-def test_what_cannot_be_timed_here_is_planned_with_wider_ranges(home):
+def test_a_plan_without_timing_has_wider_ranges(home):
     asked = runs.to_plan("digits_quanv", {"stride": 4}, timed=False)
-    workload = asked["workload"].change(precision="float16", batch_size=10**6)  # no arithmetic of a CPU
-    found = measure.plan(**asked | {"workload": workload})
-    assert found.prediction.seconds is found.places[0]["epoch"] is None and found.prediction.peak > 0
-    assert any("float16" in note for note in found.notes) and found.places[0]["basis"] == "not timed"
-    assert found.prediction.training.batch_size == found.prediction.n_samples
-    assert "The batch size 1,000,000 exceeds the number of samples: a batch holds all of them." in found.notes
-    assert list(home.iterdir()) == [], "a plan leaves nothing behind"
-    assert found.places[1]["factor"] == platforms.FACTORS["estimated"] > platforms.FACTORS["published"]
+    workload = asked["workload"].change(precision="float16", batch_size=10**6)  # a CPU cannot compute in it
+    plan = measure.plan(**asked | {"workload": workload})
+    assert plan.prediction.seconds is plan.places[0]["epoch"] is None and plan.prediction.peak > 0
+    assert any("float16" in note for note in plan.notes) and plan.places[0]["basis"] == "not timed"
+    assert plan.prediction.training.batch_size == plan.prediction.n_samples
+    assert "The batch size 1,000,000 exceeds the number of samples: a batch holds all of them." in plan.notes
+    assert list(home.iterdir()) == [], "a plan leaves no files behind"
+    assert plan.places[1]["factor"] == platforms.FACTORS["estimated"] > platforms.FACTORS["published"]
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------
 
 
 def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
-    """The row of a machine: the share of 10 GB that is needed, and hours and cost, which may double."""
+    """The row of a machine: the needed share of 10 GB, and hours and cost, which may double."""
     asked = ("time", hours, deadline), ("price", cost, budget)
     limits = [(each, value, most / 2, most) for each, value, most in asked if most is not None]
     verdict, why = planning.judge([("memory", share, planning.COMFORTABLE, planning.FULL), *limits])
@@ -79,7 +79,7 @@ def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
 
 
 @pytest.mark.parametrize(
-    ("places", "told"),
+    ("places", "ending"),
     [
         ([at("L4", 0.7, 3.9, 0.0, 8)], "; comfortable."),
         ([at("L4", 0.701, 1, 0.0, 8)], "; marginal: memory."),
@@ -95,8 +95,8 @@ def at(name, share, hours=None, cost=0.0, deadline=None, budget=None):
          "No machine fits; the nearest is H100: 2 h 0 min (x 2.0), 4.00 USD, 1 GB of 10 GB; not here: time."),
     ],
 )  # fmt: skip
-def test_the_answer_is_the_cheapest_that_does_it_else_the_nearest(places, told):
-    assert planning.answer(places).endswith(told)
+def test_the_answer_is_the_cheapest_sufficient_machine_or_else_the_nearest(places, ending):
+    assert planning.answer(places).endswith(ending)
 
 
 # --- other machines ----------------------------------------------------------------------------------------
@@ -111,18 +111,18 @@ GPU = {"device": "cuda:0", "tflops": {"float32": 10, "float16": 100}, **FAST}
 @pytest.mark.parametrize(
     ("work", "processor", "precision", "seconds"),
     [
-        (WORK, CPU, "float32", 2e9 / 1e11 + 1e8 / 1e10 + 1000 * 5e-6),  # all add up
+        (WORK, CPU, "float32", 2e9 / 1e11 + 1e8 / 1e10 + 1000 * 5e-6),  # all parts add up
         (WORK, GPU, "float32", 1000 * 1e-5),  # a small step waits for Python
         (Work(2e13, 1e8, 1000), GPU, "float32", 2e13 / 1e13 + 1e8 / 1e12),  # a large one hides it
         (Work(1e14, 0, 1), GPU, "float16", 1.0),
-        (Work(1e14, 0, 1), GPU, "bfloat16", 10.0),  # without hardware of its own: as float32
+        (Work(1e14, 0, 1), GPU, "bfloat16", 10.0),  # without hardware for it: as float32
     ],
 )
 def test_the_shortest_time_on_a_processor(work, processor, precision, seconds):
     assert roofline(work, processor, precision) == pytest.approx(seconds)
 
 
-def test_the_step_that_was_measured_here_is_carried_over_unless_it_is_far_off():
+def test_a_step_measured_here_is_carried_over_unless_it_is_far_off():
     line, spot = roofline(WORK, CPU), Spot("x", "cuda", GB, basis="published", figures=[GPU])
     for times, carried in ((2, 2), (100, platforms.FARTHEST), (1 / 100, 1 / platforms.FARTHEST)):
         assert platforms.calibration(WORK, "float32", times * line, CPU) == pytest.approx(carried)
@@ -134,10 +134,10 @@ def test_the_step_that_was_measured_here_is_carried_over_unless_it_is_far_off():
         assert estimate(work, "float32", mac, 1.0)[2] == quicker
 
 
-def test_what_a_training_may_use_here_is_what_is_free(monkeypatch):
+def test_a_training_may_use_the_free_memory_of_this_machine(monkeypatch):
     total, available = device.machine.memory()
-    found = platforms.this_machine(torch.device("cpu"), 0.7)
-    assert available * 0.5 < found.usable <= total and (found.name, found.price_per_hour) == (HERE, 0.7)
+    machine = platforms.this_machine(torch.device("cpu"), 0.7)
+    assert available * 0.5 < machine.usable <= total and (machine.name, machine.price_per_hour) == (HERE, 0.7)
     assert platforms.this_machine(torch.device("cpu")).price_per_hour == 0.0
     monkeypatch.setattr(device.machine, "memory", lambda: (16 * GB, 15 * GB))
     assert platforms.this_machine(torch.device("mps")).usable == int(2 / 3 * 16 * GB), "as macOS allows"
@@ -163,7 +163,7 @@ machines:
 """
 
 
-def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
+def test_a_users_table_overrides_the_other_and_a_bad_one_raises_an_error(home):
     usual = platforms.load()
     (home / "machines.yaml").write_text(OURS)
     mine = platforms.load()
@@ -171,7 +171,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
     tflops = mine.machines["T4"].processors["cuda"].tflops
     assert (mine.machines["T4"].price_per_hour, tflops.float32, tflops.float16) == (3, 8.1, 40)
     (home / "other.yaml").write_text("machines: {T4: {price_per_hour: 9}}")
-    other = platforms.load("other.yaml").machines  # a path is meant from the workspace
+    other = platforms.load("other.yaml").machines  # a path is relative to the workspace
     assert other["L4"] == usual.machines["L4"] and "Ours" not in other
     bad = {"machines.Ours.kind": OURS.replace("kind: cuda,", ""), "shown": "shown: [T4, Mine]"}
     bad |= {"other.yaml": "[T4]", "machines.T4.usable_gb": "machines: {T4: {usable_gb: -1}}"}
@@ -185,7 +185,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("arguments", "words"),
     [
         ((*QUICK, "--set", "batch_size=auto"), "`batch_size` must be a number here"),
         ((*QUICK, "--deadline", "0"), "`deadline` must be a number above 0"),
@@ -194,7 +194,7 @@ def test_a_table_of_ones_own_is_laid_over_the_other_and_a_bad_one_refused(home):
         (("measure", "--out", "file/machine.json"), "A file is in its place"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_sentence(given, told, home, monkeypatch, capfd):
+def test_wrong_arguments_are_reported_in_one_sentence(arguments, words, home, monkeypatch, capfd):
     (home / "file").touch()
-    status, out, err = typing(monkeypatch, capfd)(*given)
-    assert (status, out) == (2, "") and told in err and err.startswith("qnnkit: ") and err.count("\n") == 1
+    status, out, err = typing(monkeypatch, capfd)(*arguments)
+    assert (status, out) == (2, "") and words in err and err.startswith("qnnkit: ") and err.count("\n") == 1

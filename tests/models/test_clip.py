@@ -1,4 +1,4 @@
-"""CLIP: the same numbers as transformers' own, heads and their controls, weights from folders."""
+"""CLIP: the same numbers as in transformers, heads and their controls, weights from folders."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ def close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-6) -> No
 
 
 @pytest.mark.parametrize(("head", "channels"), [("full", 3), ("linear", 1), ("quantum", 1), ("quantum", 3)])
-def test_embeddings_are_directions_sample_by_sample_in_every_precision(head, channels):
+def test_embeddings_are_unit_vectors_per_sample_in_every_precision(head, channels):
     clip, batch = clip_of(head, channels).eval(), batch_of(channels)
     single = clip(**batch)
     alone = [clip(**{name: values[row : row + 1] for name, values in batch.items()}) for row in range(3)]
@@ -53,22 +53,22 @@ def test_embeddings_are_directions_sample_by_sample_in_every_precision(head, cha
         close(two, parts, 1e-5)
         close(two.double(), four, 1e-5)
         close(one.double(), four, 0.1)
-        assert (two[0] - two[1]).abs().max() > 1e-3, "all alike"
+        assert (two[0] - two[1]).abs().max() > 1e-3, "all samples are alike"
 
 
-def test_the_seed_decides_the_start_alone():
+def test_only_the_seed_decides_the_initial_weights():
     one, again, other = (clip_of("quantum", seed=seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(value, again[name]) for name, value in one.items())
     drawn = ("net.text_projection.circuit.weights", "net.visual_projection.down.weight")
     assert all(not torch.equal(one[name], other[name]) for name in drawn)
-    assert not torch.equal(one[drawn[0]], one[drawn[0].replace("text", "visual")]), "two circuits, one start"
+    assert not torch.equal(one[drawn[0]], one[drawn[0].replace("text", "visual")]), "two circuits start alike"
 
 
 # --- against transformers ----------------------------------------------------------------------------------
 
 
-def test_a_full_head_gives_what_transformers_gives():
-    """Of pixels that are scaled as its image processor does, and of texts up to their end."""
+def test_a_full_head_equals_transformers():
+    """With pixels scaled as by its image processor, and texts up to their end."""
     clip, batch = clip_of("full").eval(), batch_of()
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (CLIP_MEAN, CLIP_STD))
     theirs = clip.net(**batch | {"pixel_values": (batch["pixel_values"] / 255 - mean) / std})
@@ -87,7 +87,7 @@ def test_sizes(size):
     from transformers import CLIPModel
 
     low, high = {"tiny": (1e5, 5e5), "small": (5e6, 1e7), "77m": (7.665e7, 7.675e7)}[size]
-    for vocabulary in (300, 900):  # the size that is named by its weights has them whatever the vocabulary
+    for vocabulary in (300, 900):  # a size named by its weights has that many for any vocabulary
         tokenizer = of_captions(None, [f"word{i}" for i in range(vocabulary)])
         with torch.device("meta"):
             net = CLIPModel(configuration(size, tokenizer=tokenizer))
@@ -97,7 +97,7 @@ def test_sizes(size):
 # --- the temperature ---------------------------------------------------------------------------------------
 
 
-def test_the_scale_begins_at_1_over_007_and_stays_below_100():
+def test_the_scale_starts_at_1_over_007_and_stays_below_100():
     clip = clip_of()
     assert float(clip.scale().detach()) == pytest.approx(1 / 0.07, rel=1e-4)
     with torch.no_grad():
@@ -106,21 +106,21 @@ def test_the_scale_begins_at_1_over_007_and_stays_below_100():
     assert float(clip.net.logit_scale.detach()) == 7, "evaluation changed a weight"
     clip.train().scale().neg().backward()
     assert float(clip.net.logit_scale.detach()) == pytest.approx(math.log(100))
-    assert float(clip.net.logit_scale.grad) == pytest.approx(-100, rel=1e-5), "no way back from the bound"
+    assert float(clip.net.logit_scale.grad) == pytest.approx(-100, rel=1e-5), "no gradient at the bound"
 
 
 # --- controls ----------------------------------------------------------------------------------------------
 
 
-def test_controls_of_equal_counts():
+def test_controls_have_equal_parameter_counts():
     clip = clip_of("quantum", circuit="hardware_efficient", n_layers=3).eval()
-    before, found = clip(**batch_of()), controls(clip)
-    counts = {name: sum(count_parameters(net).values()) for name, net in found.items()}
+    before, nets = clip(**batch_of()), controls(clip)
+    counts = {name: sum(count_parameters(net).values()) for name, net in nets.items()}
     n_weights, n_all = 2 * 24, sum(weight.numel() for weight in clip.parameters())
     assert sum(weight.numel() for weight in exchanged_parameters(clip)) == n_weights
     for name in ("no_entanglement", "frozen_random", "classical", "no_quantum"):
         assert counts[name] == n_all - n_weights * (name == "no_quantum"), name
-        for one, other in zip(found[name](**batch_of()), before, strict=True):
+        for one, other in zip(nets[name](**batch_of()), before, strict=True):
             assert one.shape == (3, 64) and (one - other).abs().max() > 1e-4, name
     linear = {name: value.shape for name, value in clip_of("linear").state_dict().items()}
     quantum = {name: value.shape for name, value in clip.state_dict().items() if "circuit" not in name}
@@ -131,19 +131,19 @@ def test_angles_lie_between_0_and_pi():
     clip, seen = clip_of("quantum", backend="batched"), []
     head = clip.net.visual_projection
     head.down.weight.data.mul_(100)
-    with head.circuit.register_forward_pre_hook(lambda m, given: seen.append(given[0].detach())):
+    with head.circuit.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].detach())):
         clip.embed_images(pixels_of())
     assert seen[0].shape == (3, 4) and 0 <= float(seen[0].min()) < 0.1 < 3 < float(seen[0].max()) <= 3.15
     with refused("pixel_values"):
         clip.embed_images(pixels_of().float())
 
 
-# --- weights of a folder -----------------------------------------------------------------------------------
+# --- weights from a folder ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Folders of a small CLIP as transformers saves it: with a tokenizer, of grey images, of no CLIP."""
+    """Folders as transformers saves them: a small CLIP with a tokenizer, one for grey images, no CLIP."""
     folder = tmp_path_factory.mktemp("clip")
     for name, channels in (("colour", 3), ("grey", 1), ("resnet", 1)):
         clip_of("full", channels, seed=5).net.save_pretrained(folder / name)
@@ -153,14 +153,14 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_weights_of_a_local_folder(saved):
+def test_weights_from_a_local_folder(saved):
     place = saved / "colour"
-    given = {"tokenizer": of_captions(place, ()), "pretrained": str(place)}
-    one, same = (clip_of("full", **each).eval()(**batch_of()) for each in (given, {"seed": 5}))
+    options = {"tokenizer": of_captions(place, ()), "pretrained": str(place)}
+    one, same = (clip_of("full", **each).eval()(**batch_of()) for each in (options, {"seed": 5}))
     close(one, same)
-    other, stored = clip_of("quantum", n_qubits=3, **given), load_file(place / "model.safetensors")
-    kept = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
-    assert all(torch.equal(kept[name], value) for name, value in stored.items() if "projection" not in name)
+    other, stored = clip_of("quantum", n_qubits=3, **options), load_file(place / "model.safetensors")
+    loaded = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
+    assert all(torch.equal(loaded[name], value) for name, value in stored.items() if "projection" not in name)
     grey, colour = (clip_of("full", channels, pretrained=str(place)).eval() for channels in (1, 3))
     image = pixels_of(1)
     close(grey.embed_images(image), colour.embed_images(image.expand(-1, 3, -1, -1)))
@@ -191,8 +191,8 @@ PUBLISHED = {"pretrained": "colour"}
         ("tokenizer", {**PUBLISHED, "tokenizer": of_captions(None, TEXTS, 40)}),
     ],
 )
-def test_what_is_refused(saved, argument, options):
-    """Also data that weights of a folder, or published ones, do not fit."""
+def test_bad_options_raise_an_error(saved, argument, options):
+    """Including data that do not fit the weights of a folder or published weights."""
     place = saved / options.get("pretrained", "none")
     with refused(argument):
         clip_of(**options | ({"pretrained": str(place)} if place.exists() else {}))

@@ -1,4 +1,4 @@
-"""qnnkit.models.features: frozen circuits run once; no other circuit, weight or image reads their file."""
+"""qnnkit.models.features: frozen circuits run once; another circuit, weight or image gets another file."""
 
 import os
 from dataclasses import replace
@@ -16,26 +16,26 @@ from qnnkit.layers import QuantumLayer
 from qnnkit.models import QuanvNet, features
 from tests.toys import TINY, refused, room_for
 
-FLOAT32 = 1e-6  # one batch of another size may add in another order
+FLOAT32 = 1e-6  # a batch of another size may sum in another order
 
 
 def net_of(**settings):
     return QuanvNet(1, (6, 6), 2, **{"trainable": False, "n_layers": 1, "hidden": 2} | settings)
 
 
-def close(found: ImageSplits, net, images: ImageSplits) -> None:
-    """The maps are those of the net itself, and all else is as it was."""
-    assert found is not images
+def close(result: ImageSplits, net, images: ImageSplits) -> None:
+    """Asserts that the maps are those of the net, and everything else is unchanged."""
+    assert result is not images
     for name in SPLITS:
-        part, whole = found.split(name), images.split(name)
-        torch.testing.assert_close(part.images, net.features(whole.images), rtol=0, atol=FLOAT32)
-        assert part.labels is whole.labels and part.sources is whole.sources
+        part, original = result.split(name), images.split(name)
+        torch.testing.assert_close(part.images, net.features(original.images), rtol=0, atol=FLOAT32)
+        assert part.labels is original.labels and part.sources is original.sources
         assert part.images.grad_fn is None and not part.images.requires_grad
 
 
 @pytest.fixture
 def splits(pictures, home) -> ImageSplits:
-    """Of 24 images."""
+    """Splits of 24 images."""
     return data.load("class_folder", root=pictures)
 
 
@@ -43,26 +43,26 @@ def files(home):
     return sorted((home / "features").glob("*"))
 
 
-# --- what is kept -----------------------------------------------------------------------------------
+# --- the cached maps --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [{"filters": 2}, {"backend": "default.qubit"}])
-def test_the_maps_are_read_back_and_made_again_where_their_file_is_cut_short(home, splits, settings):
+def test_maps_are_read_back_and_recomputed_if_their_file_is_truncated(home, splits, settings):
     net = net_of(**settings)
-    with room_for(0):  # where nothing can be written, the maps stay in memory
+    with room_for(0):  # if nothing can be written, the maps stay in memory
         close(features.of(net, splits), net, splits)
     assert files(home) == []
     maps = features.of(net, splits)
     close(maps, net, splits)
     torch.testing.assert_close(net(maps.train.images), net(splits.train.images), rtol=0, atol=10 * FLOAT32)
     [path] = files(home)
-    whole, written = path.stat().st_size, path.stat().st_mtime_ns
-    for length in (whole, whole - 7, 0):
+    size, written = path.stat().st_size, path.stat().st_mtime_ns
+    for length in (size, size - 7, 0):
         os.truncate(path, length)
         os.utime(path, ns=(written, written))
         close(features.of(net_of(**settings), splits), net, splits)
-        assert files(home) == [path] and path.stat().st_size == whole
-        assert (path.stat().st_mtime_ns == written) == (length == whole)
+        assert files(home) == [path] and path.stat().st_size == size
+        assert (path.stat().st_mtime_ns == written) == (length == size)
 
 
 def changed(change):
@@ -81,25 +81,25 @@ NOT_KEPT = {
 }
 
 
-def test_what_is_not_frozen_and_exact_or_would_crowd_the_memory_keeps_its_images(home, splits, monkeypatch):
+def test_only_frozen_exact_circuits_whose_maps_fit_in_memory_are_cached(home, splits, monkeypatch):
     for name, make in NOT_KEPT.items():
         assert features.of(make(), splits) is splits and files(home) == [], name
     batch = splits.train.images, splits.train.labels
     for how, n, is_kept in (("none", 18, True), ("affine", 18, False), ("none", 10**12, False)):
         config = SimpleNamespace(of_kit=lambda name, default, how=how: how)
-        given = features.training_batch(net_of(), batch, config, n)[0]
-        assert given.is_floating_point() == is_kept, "others in every epoch, too many"
+        inputs = features.training_batch(net_of(), batch, config, n)[0]
+        assert inputs.is_floating_point() == is_kept, "different in every epoch, too many"
     monkeypatch.setattr(features, "MOST_BYTES", 24 * 4 * 9 * 4 - 1)  # 4 maps of 3x3, 4 bytes
     assert features.of(net_of(), splits) is splits
     with refused("images"):
         net_of()(torch.ones(2, 1, 6, 6))
 
 
-# --- whose file it is -------------------------------------------------------------------------------
+# --- one file per circuit ---------------------------------------------------------------------------
 
 
 def turned():
-    """The same net, one of its angles turned a little."""
+    """The same net with one angle slightly changed."""
     net = net_of()
     with torch.no_grad():
         net.quanv.filters[0].weights.view(-1)[3] += 1e-6
@@ -107,7 +107,7 @@ def turned():
 
 
 def plain(size=1.0):
-    """The same net with another circuit, one of whose observables is of this size."""
+    """The same net with another circuit, which has an observable of this size."""
 
     def circuit(inputs, weights):
         for wire in range(4):
@@ -128,37 +128,37 @@ CHANGES = {
 }
 
 
-def test_every_change_has_a_file_of_its_own(home, splits):
+def test_every_change_has_its_own_file(home, splits):
     seen = set()
     for name, make in CHANGES.items():
         net = make()
         close(features.of(net, splits), net, splits)
         [new] = set(files(home)) - seen or [name]
-        assert new != name, "it has read the file of another"
+        assert new != name, "it has read another net's file"
         seen.add(new)
     images = splits.test.images.clone()
     images[0, 0, 3, 3] ^= 1
     other = replace(splits, test=replace(splits.test, images=images))
     close(features.of(net_of(), other), net_of(), other)
-    assert len(files(home)) == len(seen) + 1, "a pixel"
+    assert len(files(home)) == len(seen) + 1, "a changed pixel"
 
 
 # --- in a run ---------------------------------------------------------------------------------------
 
 
-def test_circuits_run_once_and_the_training_is_the_same(pictures, tmp_path, home, monkeypatch):
-    """On 24 images of 6x6 pixels, whose circuits are frozen."""
+def test_circuits_run_once_and_the_training_is_unchanged(pictures, tmp_path, home, monkeypatch):
+    """On 24 images of 6x6 pixels, with frozen circuits."""
     rows_seen, right = [], QuantumLayer.forward
     frozen = {"trainable": False, "controls": ["no_entanglement", "classical"]}
-    given = {**TINY, **frozen, "data_dir": str(pictures)}
+    settings = {**TINY, **frozen, "data_dir": str(pictures)}
 
     def forward(self, inputs):
         rows_seen.append(len(inputs) if inputs.ndim > 1 else 1)
         return right(self, inputs)
 
     def losses(name):
-        """Of every net and epoch, in training and later."""
-        run = runs.open_run(tmp_path / name, "folder_quanv", **given)
+        """The losses of every net and epoch, in training and evaluation."""
+        run = runs.open_run(tmp_path / name, "folder_quanv", **settings)
         rows_seen.clear()
         list(runs.train_all(run))
         every = [row.items() for row in run.rows("metrics")]
@@ -166,9 +166,9 @@ def test_circuits_run_once_and_the_training_is_the_same(pictures, tmp_path, home
 
     monkeypatch.setattr(QuantumLayer, "forward", forward)
     first, patches = losses("run"), 24 * 9
-    assert patches <= sum(rows_seen) // 2 < patches + 100, "two nets, every patch once"
-    assert len(files(home)) == 3, "of the frozen classical layer as well"
+    assert patches <= sum(rows_seen) // 2 < patches + 100, "two nets, each patch once"
+    assert len(files(home)) == 3, "the frozen classical layer as well"
     assert losses("again") == first
-    assert sum(rows_seen) < 300, "single images, to ask for shapes and sizes"
+    assert sum(rows_seen) < 300, "single images, to determine shapes and sizes"
     monkeypatch.setattr(features, "of", lambda net, splits, device="cpu": splits)
     assert losses("uncached") == pytest.approx(first, abs=1e-4) and len(first) == 3 * (2 * 2 + 1)

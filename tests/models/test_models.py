@@ -42,7 +42,7 @@ def test_shape_batch_gradients_and_precision(name):
     logits = model(IMAGES)
     assert logits.shape == (5, 4) and logits.dtype == torch.float32
     close(logits, torch.cat([model(image[None]) for image in IMAGES]))
-    assert (logits.max(0).values - logits.min(0).values).min() > 5 * FLOAT32, "the images matter"
+    assert (logits.max(0).values - logits.min(0).values).min() > 5 * FLOAT32, "outputs depend on the images"
     logits.logsumexp(-1).sum().backward()
     assert all(weight.grad.abs().max() > 0 for weight in model.parameters())
     n_quantum = sum(weight.numel() for weight in quantum_parameters(model))
@@ -57,27 +57,27 @@ def test_shape_batch_gradients_and_precision(name):
 
 
 @each
-def test_the_seed_alone_decides_the_start_and_a_saved_net_is_the_same(name, tmp_path):
+def test_only_the_seed_decides_the_start_and_a_saved_net_is_the_same(name, tmp_path):
     one, other = (model_of(name, seed=seed).eval() for seed in (0, 4))
     same = family(name, SMALL, sizes=SIZES | {"seed": 0})
     assert all(torch.equal(value, same.state_dict()[key]) for key, value in one.state_dict().items())
-    drawn = [key for key, weight in one.named_parameters() if weight.ndim > 1]  # the others start at 0 or 1
+    drawn = [key for key, weight in one.named_parameters() if weight.ndim > 1]  # the rest starts at 0 or 1
     assert drawn and all(not torch.equal(one.state_dict()[key], other.state_dict()[key]) for key in drawn)
     save_file(one.state_dict(), tmp_path / "model.safetensors")
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert torch.equal(other(IMAGES), one(IMAGES))
 
 
-def test_without_the_circuit_the_residual_net_keeps_its_skip_alone():
+def test_without_its_circuit_the_residual_net_keeps_only_the_skip():
     model = model_of("residual_quanv").eval()
     model(IMAGES)
     control = controls(model)["no_quantum"]
     with torch.no_grad():
-        model.middle.scale.zero_()  # attention scales what is zero then
+        model.middle.scale.zero_()  # attention then scales zeros
     assert torch.equal(control(IMAGES), model(IMAGES))
 
 
-# --- the sizes that the documentation names ----------------------------------------------------------------
+# --- sizes named in the documentation ----------------------------------------------------------------------
 
 
 LARGE = {"filters": 2, "n_layers": 3, "hidden": 7}
@@ -98,14 +98,14 @@ def test_sizes(name, n_classes, settings, quantum, classical, n_circuits):
     model = family(name, sizes=sizes, dropout=0.3, **settings)
     assert count_parameters(model) == {"quantum": quantum, "classical": classical, "frozen": 0}
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    found = table(model, torch.zeros(1, 1, 32, 32, dtype=torch.uint8))
+    frame = table(model, torch.zeros(1, 1, 32, 32, dtype=torch.uint8))
     expected = {"quantum": quantum, "classical": classical, "frozen": 0, "circuits / sample": n_circuits}
-    assert dict(found.loc["all", list(expected)]) == dict(found[list(expected)][:-1].sum()) == expected
+    assert dict(frame.loc["all", list(expected)]) == dict(frame[list(expected)][:-1].sum()) == expected
     assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)] == [0.3]
 
 
-def test_a_stem_shrinks_images_as_it_is_asked():
+def test_a_stem_shrinks_images_as_requested():
     sizes = {"channels": 1, "image_size": (32, 32), "n_classes": 28}
     for stride in (1, 2, 4):
         with torch.device("meta"):
@@ -113,12 +113,12 @@ def test_a_stem_shrinks_images_as_it_is_asked():
             assert stem(torch.zeros(1, 1, 32, 32)).shape == (1, 64, 32 // stride, 32 // stride)
 
 
-# --- ResNets with weights of their own ---------------------------------------------------------------------
+# --- ResNets with pretrained weights -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A small ResNet in a folder, as transformers saves it."""
+    """The folder of a small ResNet, as transformers saves it."""
     from transformers import ResNetConfig, ResNetModel
 
     folder = tmp_path_factory.mktemp("resnet")
@@ -128,18 +128,18 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_weights_of_a_local_folder(saved):
+def test_weights_from_a_local_folder(saved):
     sizes = {"channels": 1, "image_size": (12, 10), "n_classes": 3}
     shared = {"sizes": sizes, "pretrained": str(saved)}
     one, other = (family("resnet_circuit", {"seed": seed}, **shared).eval() for seed in (0, 1))
     assert one.backbone.n_features == 12
     grey = IMAGES[:, :1]
-    close(one.features(grey), other.features(grey))  # the folder's, whatever the seed
+    close(one.features(grey), other.features(grey))  # the folder's weights for any seed
     stored = load_file(saved / "model.safetensors")
     assert all(torch.equal(stored[key], value) for key, value in one.backbone.net.state_dict().items())
 
 
-def test_a_frozen_backbone_stays_as_it_is():
+def test_a_frozen_backbone_never_changes():
     model = model_of("resnet_circuit", frozen_backbone=True).train()
     before = {key: value.clone() for key, value in model.backbone.state_dict().items()}
     model(IMAGES).logsumexp(-1).sum().backward()
@@ -147,10 +147,10 @@ def test_a_frozen_backbone_stays_as_it_is():
     assert all(weight.grad is None for weight in model.backbone.parameters())
     assert all(weight.grad is not None for weight in model.head.parameters())
     assert table(model, IMAGES[:1]).loc["backbone", "kind"] == "ResNet from scratch, frozen"
-    kept = model.features(IMAGES).detach()
-    close(model.eval()(kept), model(IMAGES))
+    maps = model.features(IMAGES).detach()
+    close(model.eval()(maps), model(IMAGES))
     with refused("images"):
-        model(kept[:, :7])
+        model(maps[:, :7])
 
 
 WRONG = {
@@ -161,8 +161,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_weights_that_cannot_be_had(saved, tmp_path, wrong):
-    """transformers itself leaves what is missing as it is drawn, and calls the net pretrained."""
+def test_unusable_weights_raise_an_error(saved, tmp_path, wrong):
+    """transformers itself keeps random values for missing weights and calls the net pretrained."""
     WRONG[wrong](shutil.copytree(saved, tmp_path / "resnet") / "model.safetensors")
     sizes = {"channels": 1, "image_size": (9, 9), "n_classes": 2}
     with refused("pretrained"):
@@ -172,8 +172,8 @@ def test_weights_that_cannot_be_had(saved, tmp_path, wrong):
 # --- quanvolutions -----------------------------------------------------------------------------------------
 
 
-def test_quanv_reads_angles_between_0_and_pi():
-    """Without layers to train, one wire and weights of zero: <Z> of a pixel is the cosine of its angle."""
+def test_quanv_scales_pixels_to_angles_between_0_and_pi():
+    """One wire, no trained layers and zero weights: <Z> of a pixel is the cosine of its angle."""
     model = model_of("quanv", circuit="hardware_efficient", kernel_size=1, stride=1, n_layers=1)
     with torch.no_grad():
         model.quanv.filters[0].weights.zero_()

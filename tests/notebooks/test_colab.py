@@ -1,8 +1,8 @@
 """colab_setup.ipynb, and the first cell of each numbered notebook, on a stand-in for a Colab machine.
 
-The stand-in is a folder: a Python of its own that sees the packages of this one but installs only into
-itself, a `google.colab` that mounts a folder, and a repository that holds qnnkit with a command of its own
-that only writes down what it is asked. git and pip are real.
+The stand-in is a folder: a Python that sees the packages of this one but installs only into itself, a
+`google.colab` that mounts a folder, and a repository that holds qnnkit with a command that only records its
+arguments. git and pip are real.
 """
 
 import os
@@ -35,13 +35,13 @@ from tests.toys import no_workspace
 
 @pytest.fixture
 def machine(new_machine: Path, tmp_path: Path) -> Machine:
-    """A Colab machine that holds nothing yet."""
+    """A fresh Colab machine."""
     return machine_at(new_machine, tmp_path / "machine")
 
 
 @pytest.fixture(scope="module")
 def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of such a machine, to be copied."""
+    """The folder of a fresh machine, which tests copy."""
     pytest.importorskip("pip", reason="the notebook needs pip")
     made = make_machine(tmp_path_factory.mktemp("machine") / "new")
     made.publish({"qnnkit/__init__.py": f"{(ROOT / 'qnnkit' / '__init__.py').read_text()}\nedition = 1\n"})
@@ -50,7 +50,7 @@ def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def day(new_machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """A machine that the first cell of a notebook has set up: one test goes on where another has ended."""
+    """A machine that a notebook's first cell has set up: each test continues where the last one ended."""
     machine = machine_at(new_machine, tmp_path_factory.mktemp("day") / "machine")
     machine.set_up()
     return machine
@@ -70,7 +70,7 @@ def test_outside_colab_nothing_happens(machine: Machine) -> None:
 # --- on Colab ---
 
 
-def test_set_up_twice(day: Machine) -> None:
+def test_set_up_twice_and_a_day_later(day: Machine) -> None:
     about = {"home": str(day.workspace), "local": f"{day.checkout}-local"}
     assert day.mounts() == [str(day.content / "drive")]
     assert day.head() == day.head(day.folder / "author")
@@ -79,31 +79,31 @@ def test_set_up_twice(day: Machine) -> None:
     held = (day.content / "qnnkit-constraints.txt").read_text().splitlines()
     assert held == [f"{name}=={metadata.version(name)}" for name in ("torch", "numpy")]
 
-    # A day later: the machine still stands, a run is on Drive, and the repository has moved on, twice.
+    # A day later: the machine still runs, a run is on Drive, and the repository has two new commits.
     write(day.workspace / "runs" / "first" / "result.json", "{}")
     day.publish({"qnnkit/__init__.py": "edition = 2\n"})
     newest = day.publish({"qnnkit/extra.py": "more = True\n"})
     code = "\n\n".join([*day.cells(run_main_job=True), "import qnnkit; print('edition', qnnkit.edition)"])
     again = day.run_code(code)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.endswith("edition 2\n"), "imported by the same kernel"
+    assert again.stdout.endswith("edition 2\n"), "the same kernel has imported it"
     assert len(day.mounts()) == 1 and day.head() == newest
     assert "was here before. It is up to date" in again.stdout
     assert (day.workspace / "runs" / "first" / "result.json").read_text() == "{}"
     main_job = ["run", "--recipe", "digits_quanv", "--run-dir", "runs/first"]
     assert day.asked()[1:] == [{"arguments": each, **about} for each in (["doctor"], main_job)]
 
-    # A kernel started now imports the package, although a folder of its name is where it starts.
+    # A new kernel imports the package, although a folder of the same name is where it starts.
     done = day.run_code("import qnnkit; print(qnnkit.edition, qnnkit.__file__)")
     assert done.stdout.split() == ["2", str(day.checkout / "qnnkit" / "__init__.py")], done.stderr
 
 
-def test_stop_leaves_no_command_behind(machine: Machine) -> None:
-    """The command interrupts its notebook alone, as a front end may do, and would go on for a minute."""
+def test_stop_ends_the_running_command(machine: Machine) -> None:
+    """The command interrupts only its notebook, as a front end may do, and would run for a minute."""
     stop = "import os, time; print('id', os.getpid(), flush=True)\n"
-    stop += "time.sleep(1); os.kill(os.getppid(), 2); time.sleep(60)"  # once its line was read
+    stop += "time.sleep(1); os.kill(os.getppid(), 2); time.sleep(60)"  # after its line was read
     command = f"run({[str(machine.python), '-c', stop]!r}, otherwise='')"
-    kernel = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"  # as a kernel has it
+    kernel = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"  # as in a kernel
     done = machine.run_code("\n\n".join([kernel, *machine.cells(until="def run("), command]))
     assert sentence(done) == "KeyboardInterrupt"
     with pytest.raises(ProcessLookupError):
@@ -120,7 +120,7 @@ LACKS = "it holds commits or files that 'main' lacks"
     ("kind", "why"),
     [("edit", "it holds edits of yours"), ("commit", LACKS), ("file", LACKS), ("no network", "file://")],
 )
-def test_what_is_yours_stays(machine: Machine, kind: str, why: str) -> None:
+def test_a_users_changes_are_kept(machine: Machine, kind: str, why: str) -> None:
     until, other = "Its last commit:", {}
     assert machine.run_cells(until=until).returncode == 0
     mine = machine.checkout / ("qnnkit/__init__.py" if kind == "edit" else "idea.py")
@@ -139,15 +139,15 @@ def test_what_is_yours_stays(machine: Machine, kind: str, why: str) -> None:
 
 
 @pytest.mark.parametrize("change", [{"branch": "mian"}, {"repository": "file:///nowhere"}, {}])
-def test_what_cannot_be_cloned_is_one_sentence(machine: Machine, change: dict[str, str]) -> None:
-    if not change:  # a folder that is no checkout stays
+def test_a_failed_clone_is_reported_in_one_sentence(machine: Machine, change: dict[str, str]) -> None:
+    if not change:  # a folder that is no checkout is kept
         write(machine.checkout / "thesis.txt", "three years of work\n")
     done = machine.run_cells(until="Its last commit:", **change)
     assert "could not be cloned into" in done.stderr and "add the secret GITHUB_TOKEN" in sentence(done)
     assert [path.name for path in machine.checkout.glob("*")] == ([] if change else ["thesis.txt"])
 
 
-# --- where the code comes from ---
+# --- source of the code ----------
 
 
 NO_ADDRESS = (
@@ -157,18 +157,18 @@ NO_ADDRESS = (
 
 
 @pytest.mark.parametrize(
-    ("change", "refuses", "told"),
+    ("change", "refuses", "words"),
     [({"repository": ""}, {}, NO_ADDRESS), ({}, {"STAND_IN_REFUSES_DRIVE": "1"}, "access was not allowed")],
 )
-def test_without_an_address_or_drive_nothing_is_fetched(machine: Machine, change, refuses, told) -> None:
+def test_nothing_is_fetched_without_an_address_or_drive(machine: Machine, change, refuses, words) -> None:
     code = without_address("\n\n".join(machine.cells(**change)))
     done = machine.run_code(code, GIT_TRACE=str(machine.folder / "git.txt"), **refuses)
-    assert told in sentence(done) and (not refuses or "Drive could not be mounted" in sentence(done))
-    assert machine.fetched() == machine.mounts() == [], "Drive was mounted for nothing"
+    assert words in sentence(done) and (not refuses or "Drive could not be mounted" in sentence(done))
+    assert machine.fetched() == machine.mounts() == [], "Drive was mounted needlessly"
     assert list(machine.content.iterdir()) == []
 
 
-def test_parameter_variable_remote_and_what_was_written_come_in_this_order(machine: Machine) -> None:
+def test_parameter_variable_remote_and_written_address_in_this_order(machine: Machine) -> None:
     machine.git(machine.content, "init", "--quiet", str(machine.checkout))
     machine.git(machine.checkout, "remote", "add", "origin", "file:///remote")
 
@@ -189,29 +189,29 @@ def test_parameter_variable_remote_and_what_was_written_come_in_this_order(machi
 
 NOTEBOOKS = ("colab_setup.ipynb", *(f"notebooks/{path.name}" for path in NUMBERED))
 EVERYWHERE = {"README.md": 1, "pyproject.toml": 1, **dict.fromkeys(NOTEBOOKS, 2)}
-"""How often each file names the address: a notebook in its badge and its cell."""
+"""How often each file contains the address; a notebook has it in its badge and in its cell."""
 
 
 def make_address(root: Path, repo: str = "") -> subprocess.CompletedProcess[str]:
     command = ["make", "address", f"PYTHON={sys.executable}", *([f"REPO={repo}"] if repo else [])]
-    path = {"PATH": os.environ["PATH"]}  # and nothing of the `make` that runs these tests
+    path = {"PATH": os.environ["PATH"]}  # without variables of the `make` that runs these tests
     return subprocess.run(command, cwd=root, env=path, capture_output=True, text=True, check=False)
 
 
 def texts(root: Path) -> dict[str, str]:
-    """Every file of a tree that is no part of git's own."""
+    """Every file of a tree except git's own."""
     files = [path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts]
     return {path.relative_to(root).as_posix(): path.read_text() for path in files}
 
 
 def named(texts: dict[str, str], repo: str) -> dict[str, int]:
-    """How often each file names the address, where it does."""
+    """Path -> how often the file names the address, if it does."""
     return {path: text.count(repo) for path, text in texts.items() if repo in text}
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what `make address` reads and writes, before it."""
+    """A copy of the files that `make address` reads and writes."""
     root = tmp_path / "tree"
     (root / "docs").mkdir(parents=True)
     for name in ("Makefile", "README.md", "pyproject.toml", "colab_setup.ipynb", "docs/address.py"):
@@ -233,10 +233,10 @@ def tree(tmp_path: Path) -> Path:
         ("a-fork/kit", "lost place", "must hold one place for the address, but holds 0."),
     ],
 )
-def test_make_address_rewrites_every_place_and_nothing_else_or_says_what_is_wrong(
+def test_make_address_rewrites_every_address_or_reports_an_error(
     tree: Path, repo: str, remote: str, message: str
 ) -> None:
-    """Also where another one was written before, or the same."""
+    """Also over another address, or over the same one."""
     assert make_address(tree, "Owner2/of.mine").returncode == 0
     if remote == "lost place":
         notebook = tree / "notebooks" / NUMBERED[-1].name
@@ -250,12 +250,12 @@ def test_make_address_rewrites_every_place_and_nothing_else_or_says_what_is_wron
     assert again.returncode == done.returncode and (after == before) == bool(message)
     assert named(after, written) == EVERYWHERE
     for file, opened in [*zip(NOTEBOOKS, NOTEBOOKS, strict=True), ("README.md", NOTEBOOKS[0])]:
-        assert f"/{written}/blob/main/{opened})" in after[file], "its badge opens another notebook"
+        assert f"/{written}/blob/main/{opened})" in after[file], "the badge opens another notebook"
     for path, text in after.items():
         pairs = zip(before[path].splitlines(), text.splitlines(), strict=True)
         assert sum(old != new for old, new in pairs) == (0 if message else EVERYWHERE.get(path, 0)), path
     command = [sys.executable, "-m", "ruff", "check", "--select=E501", "--no-cache", tree]
-    assert subprocess.run(command, check=False).returncode == 0, "a line became too long"
+    assert subprocess.run(command, check=False).returncode == 0, "a line is too long"
 
 
 # --- torch and numpy ---
@@ -286,7 +286,7 @@ def test_a_step_that_fails_stops_the_notebook(machine: Machine, fault, message, 
 # --- the first cell of the numbered notebooks ---
 
 
-def test_the_set_up_cell_of_all_notebooks_is_one_of_five_lines() -> None:
+def test_all_notebooks_have_the_same_set_up_cell_of_five_lines() -> None:
     assert all(code_cells(path)[0].source == setup_cell(NUMBERED[0]) == setup_cell(path) for path in NUMBERED)
     assert len(setup_cell(NUMBERED[0]).splitlines()) == 5
 
@@ -301,28 +301,28 @@ def test_the_set_up_cell_of_all_notebooks_is_one_of_five_lines() -> None:
         (True, False, "file:///nowhere", "git could not fetch `address`"),
     ],
 )
-def test_the_set_up_cell_does_nothing_where_qnnkit_is_and_says_what_is_missing(
+def test_the_set_up_cell_does_nothing_with_qnnkit_and_else_says_what_is_missing(
     machine: Machine, colab: bool, installed: bool, address: str, message: str
 ) -> None:
     machine.colab = colab
     if installed:
-        own = next((machine.folder / "venv" / "lib").glob("python*/site-packages"))
-        write(own / "qnnkit" / "__init__.py", "")
+        site = next((machine.folder / "venv" / "lib").glob("python*/site-packages"))
+        write(site / "qnnkit" / "__init__.py", "")
     trace = machine.folder / "git.txt"
     code = f"import sys\nbefore = list(sys.path)\n{machine.first_cell(address)}\nassert sys.path == before"
     done = machine.run_ipython(code, GIT_TRACE=str(trace))
     printed = done.stdout + done.stderr
     assert message in printed and (done.returncode == 0) == installed == (not printed), printed
-    assert trace.exists() == ("git could" in message), "git was called, or was not"
+    assert trace.exists() == ("git could" in message), "git was called needlessly, or not at all"
     assert list(machine.content.iterdir()) == [] and machine.mounts() == []
 
 
-# --- after a restart, a crash, a Drive that dropped ---------------------------------------------------------
+# --- after a restart, a crash, or a lost Drive --------------------------------------------------------------
 
 
 @pytest.fixture
 def on_colab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is on a Colab machine that knows of no workspace."""
+    """Makes this process believe that it runs on a Colab machine without a workspace."""
     no_workspace(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(workspace, "on_colab", lambda: True)
@@ -346,13 +346,13 @@ def test_nothing_is_written_below_a_mount_point_without_drive(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("on_colab")
-def test_a_run_that_will_vanish_is_said_to() -> None:
+def test_a_run_on_a_temporary_disk_is_announced() -> None:
     with pytest.warns(UserWarning, match="This run will vanish"):
         runs.open_run("runs/first", "digits_quanv", threads=1)
 
 
-def test_a_drive_that_dropped_is_mounted_again_and_what_bars_it_is_moved_aside(day: Machine) -> None:
-    """By the first cell of a notebook, which has set the machine up; its kernel has ended since."""
+def test_a_lost_drive_is_mounted_again_and_files_in_the_way_are_moved(day: Machine) -> None:
+    """By the first cell of a notebook on a machine that is set up; its kernel has ended since."""
     home, local = str(day.workspace), f"{day.checkout}-local"
     before, mount = len(day.mounts()), day.lose_drive()
     write(mount / "MyDrive" / "my runs" / "notes.txt", "three years of work\n")
@@ -360,12 +360,12 @@ def test_a_drive_that_dropped_is_mounted_again_and_what_bars_it_is_moved_aside(d
     done = day.run_ipython(f"{day.first_cell()}\n{places}")
     assert done.stdout.splitlines()[-2:] == [home, local], done.stderr
     assert f"{mount} held MyDrive, which bars Drive's way: now in" in done.stdout, done.stdout + done.stderr
-    [kept] = Path(local).glob("found_below_drive_*/MyDrive/my runs/notes.txt")
-    assert kept.read_text() == "three years of work\n"
+    [notes] = Path(local).glob("found_below_drive_*/MyDrive/my runs/notes.txt")
+    assert notes.read_text() == "three years of work\n"
     assert len(day.mounts()) == before + 1 and (mount / "MyDrive").is_symlink()
 
 
-def test_a_token_of_colabs_secrets_is_handed_to_git_and_written_nowhere(machine: Machine) -> None:
+def test_a_token_from_colabs_secrets_goes_to_git_and_is_never_written(machine: Machine) -> None:
     asks = "r, w = os.pipe(); os.write(w, b'protocol=https\\nhost=a.org\\n\\n'); os.close(w); os.dup2(r, 0)"
     code = "\n\n".join([*machine.cells(until="def git("), asks, "print(git('credential', 'fill').stdout)"])
     assert "password" not in machine.run_code(code).stdout

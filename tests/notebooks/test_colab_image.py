@@ -1,8 +1,8 @@
-"""A day on Colab: set-up, notebooks 00 to 04, restarts, crashes, lost machines, a Drive that drops.
+"""A day on Colab: set-up, notebooks 00 to 04, restarts, crashes, lost machines, a lost Drive.
 
-The kit runs as it is, on the stand-in machine of `tests/colab.py`. `make colab` runs all of it on a Python
-with the versions of Colab's image (`colab_image.txt` here); the default tests run the short ones on this
-Python.
+The real kit runs on the stand-in machine of `tests/colab.py`. `make colab` runs all tests on a Python with
+the versions of Colab's image (`colab_image.txt` in this folder); the default tests are the short ones, on
+this Python.
 """
 
 import contextlib
@@ -23,24 +23,24 @@ from tests.colab import Machine, machine_at, make_machine
 from tests.forked import until
 
 IMAGE = os.environ.get("QNNKIT_COLAB_IMAGE")
-"""The Python of the image, which `make colab` names."""
+"""The Python of the image, set by `make colab`."""
 SMALL = {"image_size": 8, "n_layers": 1, "epochs": 60 if IMAGE else 6, "n_seeds": 1, "train_fraction": 0.3}
 SMALL |= {"controls": '["classical"]', "threads": 1, "device": "cpu"}
 RUN = ("run", "--recipe", "digits_quanv", "--run-dir", "runs/first")
 RUN += tuple(word for name, value in SMALL.items() for word in ("--set", f"{name}={value}"))
 SHORT = () if IMAGE else ("--notebooks", "03_train")
-"""What default tests add to it: other notebooks train nothing."""
+"""Additional options of default tests: other notebooks train nothing."""
 
 
 @pytest.fixture(scope="module")
 def new_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a machine that nothing was done on yet, to be copied."""
+    """The folder of a fresh machine, which tests copy."""
     folder = tmp_path_factory.mktemp("image") / "new"
     return make_machine(folder, IMAGE or sys.executable, command=None).folder
 
 
 def train(machine: Machine, *words: str) -> str:
-    """Types the run's command, which ends well; gives what it prints."""
+    """Runs the training command, which must succeed; returns its output."""
     done = machine.run(machine.python, "-m", "qnnkit", *RUN, *words)
     assert done.returncode == 0 and "Report: " in done.stdout, done.stdout + done.stderr
     assert "frozen modules" not in done.stdout + done.stderr
@@ -48,7 +48,7 @@ def train(machine: Machine, *words: str) -> str:
 
 
 def at_work(new_machine: Path, folder: Path) -> tuple[Machine, subprocess.Popen[str]]:
-    """A machine that is set up, and the run's command in a terminal of it."""
+    """A machine that is set up, and the training command in a terminal on it."""
     machine = machine_at(new_machine, folder)
     machine.set_up()
     options: dict = {"cwd": machine.content, "env": machine.environment(), "start_new_session": True}
@@ -57,7 +57,7 @@ def at_work(new_machine: Path, folder: Path) -> tuple[Machine, subprocess.Popen[
 
 
 def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str]) -> None:
-    """Until it is so; the run may not end before."""
+    """Waits until `ready`; the run may not end before."""
     until(lambda: ready() or process.poll() is not None, seconds=120)
     assert ready(), process.stdout.read()
 
@@ -72,7 +72,7 @@ def epochs(folder: Path) -> int:
 
 
 def kill(machine: Machine, process: subprocess.Popen[str]) -> None:
-    """What a crash, or the end of a machine, does: every process of it ends at once."""
+    """Ends every process at once, as a crash or the end of a machine does."""
     for each in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if each.environ().get("STAND_IN") == str(machine.folder):
@@ -81,7 +81,7 @@ def kill(machine: Machine, process: subprocess.Popen[str]) -> None:
 
 
 def scores(folder: Path) -> dict[tuple, float]:
-    """All losses and accuracies that training wrote."""
+    """All losses and accuracies of the training."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         (row["event"], row["net"], row["seed"], row.get("epoch"), name): value
@@ -94,7 +94,7 @@ def scores(folder: Path) -> dict[tuple, float]:
 
 @pytest.fixture(scope="module")
 def undisturbed(new_machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """A machine on which the run went through."""
+    """A machine with a finished run that was never disturbed."""
     machine = machine_at(new_machine, tmp_path_factory.mktemp("undisturbed") / "machine")
     machine.set_up()
     train(machine, *SHORT)
@@ -102,14 +102,14 @@ def undisturbed(new_machine: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_a_run_reaches_drive(undisturbed: Machine) -> None:
-    kept = undisturbed.workspace / "runs" / "first"
-    names = [path.name[:2] for path in sorted((kept / "notebooks").glob("0*.ipynb"))]
+    remote = undisturbed.workspace / "runs" / "first"
+    names = [path.name[:2] for path in sorted((remote / "notebooks").glob("0*.ipynb"))]
     assert names == (["00", "01", "02", "03", "04", "04"] if IMAGE else ["03"])
-    assert json.loads((kept / "result.json").read_text())
-    assert scores(kept) == scores(local_run(undisturbed))
+    assert json.loads((remote / "result.json").read_text())
+    assert scores(remote) == scores(local_run(undisturbed))
 
 
-def test_after_a_restart_the_run_is_found(undisturbed: Machine) -> None:
+def test_the_run_is_there_after_a_restart(undisturbed: Machine) -> None:
     before = len(undisturbed.mounts())
     code = "from qnnkit import workspace; print(workspace.run_folder('runs/first') / 'result.json')"
     trace = {"GIT_TRACE": str(undisturbed.folder / "git.txt")}
@@ -120,13 +120,13 @@ def test_after_a_restart_the_run_is_found(undisturbed: Machine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["crash", "lost in 03", "lost while mirroring"])
-def test_a_crash_and_a_machine_that_is_lost(new_machine, undisturbed, tmp_path, when: str) -> None:
+def test_a_crash_and_a_lost_machine(new_machine, undisturbed, tmp_path, when: str) -> None:
     machine, process = at_work(new_machine, tmp_path / "machine")
-    kept = machine.workspace / "runs" / "first"
+    remote = machine.workspace / "runs" / "first"
     if when == "lost while mirroring":  # a draft is on Drive
-        wait_for(lambda: epochs(local_run(machine)) and list(kept.glob(".*")), process)
+        wait_for(lambda: epochs(local_run(machine)) and list(remote.glob(".*")), process)
     else:
-        wait_for(lambda: epochs(local_run(machine)) >= 2 and (kept / "config.json").exists(), process)
+        wait_for(lambda: epochs(local_run(machine)) >= 2 and (remote / "config.json").exists(), process)
     kill(machine, process)
     if when != "crash":
         drive = Path(shutil.move(machine.folder / "gdrive", tmp_path / "drive"))
@@ -134,14 +134,14 @@ def test_a_crash_and_a_machine_that_is_lost(new_machine, undisturbed, tmp_path, 
         machine = machine_at(new_machine, tmp_path / "machine", drive)
         machine.set_up()
     train(machine)
-    assert scores(kept) == scores(local_run(undisturbed))
+    assert scores(remote) == scores(local_run(undisturbed))
 
 
 @pytest.mark.slow
-def test_a_second_notebook_is_refused_and_drive_drops_and_comes_back(new_machine, undisturbed, tmp_path):
+def test_a_second_notebook_is_refused_and_a_lost_drive_comes_back(new_machine, undisturbed, tmp_path):
     machine, process = at_work(new_machine, tmp_path / "machine")
     wait_for(lambda: epochs(local_run(machine)), process)
-    process.send_signal(signal.SIGSTOP)  # however long the second takes, the first is at work
+    process.send_signal(signal.SIGSTOP)  # the first is at work, however long the second takes
     second = machine.run(machine.python, "-m", "qnnkit", *RUN)
     process.send_signal(signal.SIGCONT)
     assert second.returncode != 0 and "process" in second.stdout + second.stderr
@@ -149,7 +149,7 @@ def test_a_second_notebook_is_refused_and_drive_drops_and_comes_back(new_machine
     at = epochs(local_run(machine))
     wait_for(lambda: epochs(local_run(machine)) > at or process.poll() is not None, process)
     out = process.communicate(timeout=300)[0]
-    assert list(mount.iterdir()) == [], "something was written below the mount point"
+    assert list(mount.iterdir()) == [], "files were written below the mount point"
     assert "Drive is not mounted" in out or "waits" in out
     again = machine.run_ipython(machine.first_cell())
     assert again.returncode == 0 and (mount / "MyDrive").is_symlink(), again.stdout + again.stderr

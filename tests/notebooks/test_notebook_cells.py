@@ -1,4 +1,4 @@
-"""Notebooks cell by cell, for nets and data of every kind: what they show, leave out, and refuse."""
+"""Notebooks cell by cell, for nets and data of every kind: what they show or omit, and their errors."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ class OneByOne(nn.Sequential):
 
 
 class Frozen(Digits):
-    """A circuit for one sample at a time, which takes its weights first, on a device without wires."""
+    """A circuit for single samples that takes its weights first, on a device without wires."""
 
     @staticmethod
     def build(splits, seed):
@@ -57,13 +57,13 @@ NETS = {
 }
 BRIEF = {"samples": 1, "plateau_qubits": 2, "try_updates": 2, "hardware_images": 2}
 PLATEAUS = {"quanv": ({"2", "8"}, True), "iqp": ({"1", "4"}, False)}
-"""Depths in the plateau scan of the run's own circuit, and whether a mirrored one is in it."""
+"""Depths in the plateau scan of the run's circuit, and whether it includes a mirrored circuit."""
 
 
 @pytest.fixture(autouse=True)
 def style(monkeypatch):
-    """Figures are not shown, nor laid out, which takes half of the time to draw them."""
-    monkeypatch.setattr(Figure, "set_layout_engine", lambda *given, **options: None)
+    """Figures are not shown, and not laid out, which takes half of the drawing time."""
+    monkeypatch.setattr(Figure, "set_layout_engine", lambda *args, **options: None)
     with matplotlib.rc_context({"backend": "agg"}):
         yield
         pyplot.close("all")
@@ -75,12 +75,12 @@ def begun(folder, recipe="digits_quanv", **settings):
 
 
 def cells(name, run, **parameters):
-    """Runs the cells of a run's notebook here; returns its variables."""
+    """Runs the cells of a run's notebook in this process; returns its variables."""
     return executed(name, **{"n_worst": 1} | parameters, recipe=None, run_dir=str(run.folder))
 
 
 def executed(name, **parameters):
-    """Runs a notebook's cells here, with those of the parameters that it has; returns its variables."""
+    """Runs a notebook's cells in this process, with the parameters that it has; returns its variables."""
     variables = {"display": lambda shown: None}
     for cell in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells:
         tags = cell.metadata.get("tags", [])
@@ -96,14 +96,14 @@ def figures(run):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Where the runs of this file are; that of a net goes from test to test, as through the notebooks."""
+    """The folder for runs of this file; each net's run goes from test to test, as through the notebooks."""
     return tmp_path_factory.mktemp("runs")
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "resnet" else []) for name in NETS]
 )
-def test_the_gradient_check_of_every_kind_of_circuit(place, name):
+def test_the_gradient_check_works_for_every_kind_of_circuit(place, name):
     run, width = begun(place / name, **NETS[name]), 4 if name in PLATEAUS else 2
     shown = cells("02_gradient_check", run, samples=1, plateau_qubits=width, plateau_starts=8)
     assert figures(run) >= {"02_circuit", "02_gates", "02_sizes"}
@@ -117,10 +117,10 @@ def test_the_gradient_check_of_every_kind_of_circuit(place, name):
         assert ("identity_block" in set(scan["initialisation"])) == mirrored
 
 
-def test_a_net_is_trained_and_looked_into_with_and_without_recorded_gradients(place):
+def test_a_net_is_trained_and_analysed_with_and_without_recorded_gradients(place):
     run = begun(place / "quanv", **NETS["quanv"])
     tried = cells("03_train", run, try_updates=20)["losses"]
-    assert 0 < len(tried) <= 20 and tried[-1] < tried[0], "a batch that is not learnt"
+    assert 0 < len(tried) <= 20 and tried[-1] < tried[0], "a batch was not learnt"
     again = pandas.DataFrame(runs.train_all(begun(place / "again", **NETS["quanv"])))
     alike = ["net", "seed", "test_loss"]
     pandas.testing.assert_frame_equal(runs.frame(run)[alike], again[alike], check_exact=True)
@@ -144,15 +144,15 @@ def test_a_net_is_trained_and_looked_into_with_and_without_recorded_gradients(pl
     assert run.result["robustness"] == [] and "No gradients are shown:" in run.report.read_text()
 
 
-def test_frozen_angles_have_no_landscape(place):
+def test_frozen_angles_have_no_loss_landscape(place):
     run = begun(place / "frozen", **NETS["frozen"])
     list(runs.train_all(run))
     shown = cells("04b_inside", run, hardware_images=0)
     assert shown["lines"] == {} and "13_landscape" not in figures(run)
-    assert [*cells("04_analyze", run)["shares"]] == ["as trained"], "the others have no rows to exchange"
+    assert [*cells("04_analyze", run)["shares"]] == ["as trained"], "other layers have no rows to exchange"
 
 
-# --- other data, and a net without a circuit ----------------------------------------------------------------
+# --- other data, and nets without a circuit -----------------------------------------------------------------
 
 
 def of_captions(folder):
@@ -178,7 +178,7 @@ def of_language(folder):
         (of_language, {"02_sizes", "03_comparison", "04_curves"}, "perplexity", "loss"),
     ],
 )
-def test_other_data_go_through_every_notebook(made, saved, column, score, tmp_path):
+def test_other_data_work_in_every_notebook(made, saved, column, score, tmp_path):
     run = made(tmp_path)
     for name in runs.NOTEBOOKS[1:]:
         cells(name, run, **BRIEF)
@@ -186,16 +186,16 @@ def test_other_data_go_through_every_notebook(made, saved, column, score, tmp_pa
     assert column in run.report.read_text() and run.result["score"] == score
 
 
-def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path, capsys, monkeypatch):
-    """And its machine's survey is next to that of another machine, which measured another net."""
+def test_a_model_without_a_circuit_works_in_every_notebook(tmp_path, capsys, monkeypatch):
+    """Its machine's survey is next to that of another machine, which measured another net."""
     net = {"recipe": "another", "digest": "", "batch_size": 1, "n_samples": 1}
     (tmp_path / "others").mkdir()
     other = {"machine": {"name": "Another"}, "net": net, "rows": []}
     workspace.write_json(tmp_path / "others" / "other.json", other)
     run = begun(tmp_path / "run", "cnn", width=8, hidden=8, batch_size=16)
     reached = {"bandwidth_gb_s": 9.0, "overhead_us": 5.0, "tflops": {"float32": 0.1}}  # test_measure_clock's
-    monkeypatch.setattr(survey, "figures", lambda *given, **options: reached)
-    with torch.random.fork_rng(devices=[]):  # from which this net's dropout draws
+    monkeypatch.setattr(survey, "figures", lambda *args, **options: reached)
+    with torch.random.fork_rng(devices=[]):  # dropout of this net uses it
         for name in (*runs.NOTEBOOKS[2:], "05_benchmark"):
             cells(name, run, **BRIEF, budget=0.1, compare_with=str(tmp_path / "others"))
     assert [row["net"] for row in run.result["nets"]] == ["reference"]
@@ -217,7 +217,7 @@ def test_a_model_without_a_circuit_goes_through_every_notebook(tmp_path, capsys,
 
 
 def wrong_sign(monkeypatch):
-    """Gradients through circuits have the wrong sign in float32, as training computes; witnesses do not."""
+    """Gradients through circuits get the wrong sign in float32, as in training; the reference does not."""
     right = QuantumLayer.forward
 
     def forward(self, inputs):
@@ -230,12 +230,12 @@ def wrong_sign(monkeypatch):
 
 
 def silent_step(monkeypatch):
-    """Adam moves no weight in float32."""
+    """Adam changes no weight in float32."""
     right = torch.optim.Adam.step
 
     def step(self):
         weights = [weight for group in self.param_groups for weight in group["params"]]
-        if weights[0].dtype != torch.float32:  # of the witness
+        if weights[0].dtype != torch.float32:  # float64: the reference
             right(self)
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
@@ -250,11 +250,11 @@ def silent_step(monkeypatch):
     ],
     ids=["wrong gradient", "device that does not step", "not trained yet"],
 )
-def test_a_fault_stops_the_notebook_in_one_sentence(notebook, fault, message, tmp_path, monkeypatch):
+def test_a_fault_stops_the_notebook_with_one_sentence(notebook, fault, message, tmp_path, monkeypatch):
     fault(monkeypatch)
-    given = {"recipe": "digits_quanv", "run_dir": str(tmp_path / "run"), "samples": 1}
+    options = {"recipe": "digits_quanv", "run_dir": str(tmp_path / "run"), "samples": 1}
     if notebook == "04_analyze":
         begun(tmp_path / "run")
     with pytest.raises(Exception, match=message):
-        executed(notebook, **given)
+        executed(notebook, **options)
     assert notebook != "00_setup" or not (tmp_path / "run").exists()

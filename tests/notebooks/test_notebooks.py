@@ -1,4 +1,4 @@
-"""The notebooks' form, the chain at toy size, and what a person sees of both in headless Chromium.
+"""The notebooks' form, the chain at toy size, and how both look in headless Chromium.
 
 Results are read from files, never from printed text.
 """
@@ -33,7 +33,7 @@ PARAMETER = re.compile(
     r"^\w+: (int|float|str|bool|list) = "
     r'("[^"=]*"|-?\d+(\.\d+)?(e-?\d+)?|\[[-\d., ]+\]|True|False|None)  # [^=]+$'
 )
-OF_IPYKERNEL = re.compile(  # what it prints where a machine stood still for 10 s, or while a kernel ended
+OF_IPYKERNEL = re.compile(  # printed if a machine stalls for 10 s, or while a kernel ends
     r"IOStream\.flush timed out\n|ERROR:tornado\.general:Uncaught exception in ZMQStream callback\n"
     r"Traceback .*\n(  .*\n)*zmq\.error\.ZMQError: Socket operation on non-socket\n"
 )
@@ -79,7 +79,7 @@ def test_a_source_is_clean_and_its_cells_are_short(path: Path) -> None:
             assert cell.outputs == [] and cell.execution_count is None
             assert len(cell.source.splitlines()) <= 15, cell.source
             assert before.cell_type == "markdown" or path == SETUP, cell.source
-        elif path.stem[:2] in ("04", "06"):  # of which a page may leave out a section
+        elif path.stem[:2] in ("04", "06"):  # a page may omit a section of them
             assert "\n## " not in cell.source, cell.source
     assert cells[0].cell_type == cells[-1].cell_type == "markdown"
     assert all(f"**{word}**" in cells[0].source for word in ("Question:", "Reads", "Writes", "Takes"))
@@ -94,7 +94,7 @@ def test_a_source_is_clean_and_its_cells_are_short(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_no_cell_changes_a_parameter(path: Path) -> None:
-    """Else what was asked for is lost; 03 alone may, where a circuit of the reader's is trained."""
+    """Otherwise the given value is lost; only 03 may, in the cell with the reader's circuit."""
     names = set(runs.chain.declared(path)) - ({"recipe", "run_dir"} if path.stem == "03_train" else set())
     for cell in code_cells(path):
         if not {"parameters", "setup"} & set(tags(cell)):
@@ -108,7 +108,7 @@ def test_no_cell_changes_a_parameter(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.Run:
-    """A whole run at toy size, by the command that people type, in an empty folder without a checkout."""
+    """A complete run at toy size, by the command that users type, in an empty folder without a checkout."""
     home, before = tmp_path_factory.mktemp("chain"), files(installed.parent)
     small = ("n_seeds=1", 'controls=["classical"]', "stride=2", "threads=1", "device=cpu", "samples=1")
     small += ("plateau_qubits=2", "hardware_images=2", "try_updates=2", "n_worst=6")
@@ -118,7 +118,7 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.
     assert re.sub(OF_IPYKERNEL, "", done.stderr) == ""
     for index, name in enumerate(runs.NOTEBOOKS, start=1):
         assert f"[{index}/6] {name} ..." in done.stdout and f"[{index}/6] {name}: done" in done.stdout
-    assert re.search(r"hybrid +seed 0 +epoch +1/2 ", done.stdout), "no line for the epoch"
+    assert re.search(r"hybrid +seed 0 +epoch +1/2 ", done.stdout), "an epoch has no line"
     assert {path.name for path in home.iterdir()} == {"runs"} and files(installed.parent) == before
     return runs.open_run(home / "runs" / "first")
 
@@ -126,8 +126,8 @@ def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.
 def test_the_wheel_carries_notebooks_recipes_and_templates(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert sorted(Path(name).name for name in names if name.endswith(".ipynb")) == [p.name for p in SOURCES]
-    kept = {path.relative_to(ROOT).as_posix() for path in files(ROOT / "qnnkit") if path.suffix != ".pyc"}
-    assert {name for name in kept if not name.endswith(".md")} <= set(names)
+    paths = {path.relative_to(ROOT).as_posix() for path in files(ROOT / "qnnkit") if path.suffix != ".pyc"}
+    assert {name for name in paths if not name.endswith(".md")} <= set(names)
 
 
 def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
@@ -137,8 +137,8 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert not list(finished.folder.rglob("*.running.ipynb"))
     hybrid, classical = finished.result["nets"]
     assert (hybrid["net"], classical["net"]) == ("hybrid", "classical")
-    assert hybrid["quantum"] + hybrid["classical"] == classical["classical"], "not a matched control"
-    assert 0.3 < hybrid["score"] <= 1, "two epochs are enough to beat guessing, which gives 0.1"
+    assert hybrid["quantum"] + hybrid["classical"] == classical["classical"], "the control is not matched"
+    assert 0.3 < hybrid["score"] <= 1, "two epochs are enough to beat guessing at 0.1"
     assert hybrid["score"] == runs.frame(finished).query("net == 'hybrid'")["test_accuracy"].item()
     conditions = [(row["condition"], row["strength"]) for row in finished.result["robustness"]]
     assert len(conditions) == 9 and conditions[0] == ("exact", None) and ("shots", 1000) in conditions
@@ -150,7 +150,7 @@ def test_the_chain_leaves_a_finished_run(finished: runs.Run) -> None:
     assert provenance["plan"]["seconds_per_epoch"] > 0 and provenance["plan"]["peak_bytes"] > 1e8
 
 
-def test_the_page_of_the_chain_has_what_its_notebooks_show(finished: runs.Run) -> None:
+def test_the_page_of_the_chain_shows_what_its_notebooks_show(finished: runs.Run) -> None:
     page = finished.report.read_text()
     assert f"on cpu, {finished.provenance['machine']['name']}; seeds" in page
     cells = [cell for name in (runs.ANALYZE, runs.INSIDE) for cell in code_cells(finished.notebook(name))]
@@ -161,21 +161,21 @@ def test_the_page_of_the_chain_has_what_its_notebooks_show(finished: runs.Run) -
     for title in ("How would it perform on hardware?", "Does the net use its circuit?", "Contents"):
         assert title in page
     unwanted = ("open_run", "Write the report", "Add to the report")
-    assert not [text for text in unwanted if text in page], "code, or the cell that writes the page"
+    assert not [text for text in unwanted if text in page], "code, or the cell that writes the page, is shown"
     (widget,) = [data for data in shown if "widget" in str(data.keys())]
-    assert len(widget["image/png"]) > 50_000, "no picture next to the widgets"
+    assert len(widget["image/png"]) > 50_000, "a picture next to the widgets is missing"
     assert len(json.dumps(read(finished.notebook(runs.INSIDE)).metadata.widgets)) < 1_000_000
 
 
 def test_the_report_is_written_again_from_the_users_own_notebook(
     finished: runs.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the parameters that the notebook had, in a workspace that holds another 04."""
+    """With the parameters of the notebook, in a workspace that holds another 04."""
     shutil.copytree(finished.folder, tmp_path / "runs" / "copy")
     mine = read(ROOT / "notebooks" / "04_analyze.ipynb")
     first = next(i for i, cell in enumerate(mine.cells) if "parameters" in tags(cell))
     section = [nbformat.v4.new_markdown_cell("## My section"), nbformat.v4.new_code_cell("n_worst")]
-    mine.cells[first + 3 : -3] = section  # after the cell that opens the run, before the report
+    mine.cells[first + 3 : -3] = section  # between the cell that opens the run and the report
     (tmp_path / "notebooks").mkdir()
     nbformat.write(mine, tmp_path / "notebooks" / "04_analyze.ipynb")
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))
@@ -186,10 +186,10 @@ def test_the_report_is_written_again_from_the_users_own_notebook(
     assert runs.open_run(tmp_path / "runs" / "copy").result["nets"] == finished.result["nets"]
 
 
-def test_the_circuit_in_a_cell_is_trained_with_its_controls(tmp_path: Path) -> None:
-    """In a folder of its own, as a recipe whose source is kept; the recipe's run is left alone."""
-    given = {"run_dir": str(tmp_path / "run"), "epochs": 1, "n_seeds": 1, "own_circuit": True}
-    runs.launch(ROOT / "notebooks/03_train.ipynb", tmp_path / "out.ipynb", given)
+def test_a_circuit_in_a_cell_is_trained_with_its_controls(tmp_path: Path) -> None:
+    """In its own folder, as a recipe whose source is saved; the recipe's run stays unchanged."""
+    options = {"run_dir": str(tmp_path / "run"), "epochs": 1, "n_seeds": 1, "own_circuit": True}
+    runs.launch(ROOT / "notebooks/03_train.ipynb", tmp_path / "out.ipynb", options)
     assert not (tmp_path / "run").exists()
     finals = runs.frame(tmp_path / "run-own")
     assert finals["net"].tolist()[0] == "hybrid" and len(finals) == 5
@@ -197,7 +197,7 @@ def test_the_circuit_in_a_cell_is_trained_with_its_controls(tmp_path: Path) -> N
     assert "def circuit(inputs, weights):" in (tmp_path / "run-own" / "recipe.py").read_text()
 
 
-# --- what a person sees -----------------------------------------------------------------------------
+# --- in a browser -----------------------------------------------------------------------------------
 
 RUN_ALL = """async () => {
   const app = window.jupyterapp;
@@ -219,17 +219,17 @@ AT_REST = """async () => {
   await new Promise(resolve => setTimeout(resolve, 200));
 }"""
 PICTURES = {"02_gradient_check": 3, "03_train": 1, runs.ANALYZE: 4, runs.INSIDE: 4}
-"""Notebook -> pictures that it shows, but for those of the inspector."""
+"""Notebook -> number of its pictures, except those of the inspector."""
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 LAB = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyterlab.labapp import main; main()"
-"""JupyterLab, without what takes it seconds to import."""
+"""JupyterLab, without a module that takes seconds to import."""
 
 
 @pytest.fixture(scope="module")
 def lab(finished: runs.Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a JupyterLab that serves the chain's workspace.
 
-    There are its executed notebooks in one, and the source of the last of them, which a kernel is to run.
+    It has one notebook of all executed ones, and the source of the last one, for a kernel to run.
     """
     home, place = finished.folder.parents[1], tmp_path_factory.mktemp("lab")
     executed = [cell for name in PICTURES for cell in code_cells(finished.notebook(name))]
@@ -246,7 +246,7 @@ def lab(finished: runs.Run, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         nbformat.write(book, home / f"{name}.ipynb")
     settings = place / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
     settings.parent.mkdir(parents=True)
-    settings.write_text(json.dumps({"windowingMode": "none"}))  # else what is out of view is not drawn
+    settings.write_text(json.dumps({"windowingMode": "none"}))  # otherwise cells out of view are not drawn
     environment = dict(os.environ) | {"QNNKIT_HOME": f"{home}", "PYTHONWARNINGS": "ignore"}
     environment |= {f"JUPYTER_{name}_DIR": f"{place / name}" for name in ("CONFIG", "DATA", "RUNTIME")}
     environment["JUPYTERLAB_SETTINGS_DIR"] = f"{place / 'settings'}"
@@ -266,7 +266,7 @@ def lab(finished: runs.Run, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def _watch(page) -> list[str]:
-    """Collects what the page complains of."""
+    """Collects the errors of the page."""
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
@@ -275,7 +275,7 @@ def _watch(page) -> list[str]:
 
 @pytest.mark.browser
 def test_the_report_is_legible(browser: Any, finished: runs.Run) -> None:
-    """At the width of a laptop and of a phone: every picture shown, nothing wider than the page."""
+    """At the width of a laptop and of a phone, every picture is shown and nothing is wider than the page."""
     for width in (1280, 390):
         page = browser.new_page(viewport={"width": width, "height": 900})
         complaints = _watch(page)
@@ -288,7 +288,7 @@ def test_the_report_is_legible(browser: Any, finished: runs.Run) -> None:
 
 
 def _opened(browser: Any, address: str) -> tuple[Any, list[str]]:
-    """A notebook in JupyterLab, and what its page complains of."""
+    """A notebook in JupyterLab, and the errors of its page."""
     page = browser.new_page(viewport={"width": 1300, "height": 900})
     page.goto(f"{address}?reset")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
@@ -315,7 +315,7 @@ def test_executed_notebooks_are_legible_in_jupyterlab(browser: Any, lab: str) ->
 
 
 def _changed(page, before: list[str] | None = None, which: set[int] = frozenset()) -> list[str]:
-    """The inspector's pictures, once those in `which` are others and the rest as they were before."""
+    """The inspector's pictures, once those in `which` have changed and the others have not."""
     for _ in range(600):
         pictures = page.locator("img.widget-image").evaluate_all("all => all.map(image => image.src)")
         pairs = enumerate(zip(before or pictures, pictures, strict=True))
@@ -327,7 +327,7 @@ def _changed(page, before: list[str] | None = None, which: set[int] = frozenset(
 
 @pytest.mark.browser
 def test_a_notebook_runs_and_the_inspector_answers_in_jupyterlab(browser: Any, lab: str) -> None:
-    """On the finished run: sliders by keyboard, an image by Enter, and the pictures follow."""
+    """On the finished run, sliders move by keyboard, Enter picks an image, and the pictures follow."""
     page, complaints = _opened(browser, f"{lab}/lab/tree/live.ipynb")
     done = page.evaluate(RUN_ALL)
     assert page.locator(".jp-RenderedText[data-mime-type*='stderr']").all_inner_texts() == [] and done
@@ -354,7 +354,7 @@ def test_a_notebook_runs_and_the_inspector_answers_in_jupyterlab(browser: Any, l
         room = page.locator(".jp-OutputArea-output", has=page.locator("img.widget-image")).last
         room_width = room.evaluate("area => area.clientWidth")
         widths = page.locator("img.widget-image").evaluate_all("all => all.map(one => one.clientWidth)")
-        leasts = (480, 620, 620, 620)  # the circuit is as high as fits beside what moves its weights
+        leasts = (480, 620, 620, 620)  # the circuit is as high as fits next to the widgets of its weights
         assert all(least <= each <= max(620, room_width) for least, each in zip(leasts, widths, strict=True))
         sliders = slider.evaluate_all("all => all.map(one => one.clientWidth)")
         assert all(250 < each <= room_width for each in sliders)

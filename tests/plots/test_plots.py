@@ -1,4 +1,4 @@
-"""Figures: at real sizes nothing overlaps, every axis is named, and nothing global is left behind."""
+"""Figures: at real sizes nothing overlaps, every axis has a label, and no global state changes."""
 
 import io
 from unittest import mock
@@ -60,16 +60,16 @@ FIGURES = {
 
 
 def overlap(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two boxes, of shapes (n, 4) and (m, 4), share more than a pixel's breadth, each with others."""
+    """Whether boxes of shapes (n, 4) and (m, 4) overlap pairwise by more than a pixel."""
     shared = np.minimum(one[:, None, 2:], other[:, 2:]) - np.maximum(one[:, None, :2], other[:, :2])
     both = (shared > PIXEL).all(-1)
     return bool(np.triu(both, 1).any() if one is other else both.any())
 
 
 def legible(figure) -> None:
-    """Asserts that no text that is drawn overlaps or sticks out, and that every axes has room."""
+    """Asserts that no text overlaps or sticks out, and that every axes has room."""
     drawn, draw = [], Text.draw
-    with mock.patch.object(Text, "draw", lambda text, *given: drawn.append(text) or draw(text, *given)):
+    with mock.patch.object(Text, "draw", lambda text, *args: drawn.append(text) or draw(text, *args)):
         FigureCanvasAgg(figure).draw()
     inside = [text for axes in figure.axes if axes.axison for text in axes.texts]
     around = [text for text in drawn if text.get_visible() and text.get_text().strip() and text not in inside]
@@ -89,7 +89,7 @@ def test_nothing_overlaps_or_sticks_out(name):
     legible(FIGURES[name]())
 
 
-def test_axes_are_named_and_a_png_leaves_nothing_behind():
+def test_axes_have_labels_and_a_png_leaves_no_state_behind():
     from matplotlib import pyplot
 
     backend, figure = mpl.get_backend(), FIGURES["confusion-one"]()
@@ -102,8 +102,8 @@ def test_axes_are_named_and_a_png_leaves_nothing_behind():
     assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS and mpl.get_backend() == backend
 
 
-@pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")  # by seaborn.objects, of pandas 3
-def test_what_ends_where_a_score_does_stays_clear_of_the_frame():
+@pytest.mark.filterwarnings("ignore:The copy keyword is deprecated")  # from seaborn.objects, about pandas 3
+def test_values_at_the_limit_of_a_score_stay_clear_of_the_frame():
     import seaborn.objects as so
 
     rows = {"net": ["a", "b"], "low": [0.0, 50.0], "high": [100.0, 100.0]}
@@ -115,8 +115,8 @@ def test_what_ends_where_a_score_does_stays_clear_of_the_frame():
     assert not legend.get_window_extent().overlaps(figure.axes[0].get_window_extent())
 
 
-def test_live_is_drawn_first_soon_after_and_when_it_was_stopped(monkeypatch):
-    """What the first time takes, as modules are imported, does not put off the second."""
+def test_live_draws_at_first_soon_after_and_when_stopped(monkeypatch):
+    """A slow first drawing, which imports modules, does not delay the second."""
     shown, clock = [], iter(range(0, 100, 2))
     monkeypatch.setattr("qnnkit.plots.picture.time.perf_counter", lambda: next(clock))
     monkeypatch.setattr("IPython.display.display", lambda figure, display_id: mock.Mock(update=shown.append))
@@ -128,10 +128,10 @@ def test_live_is_drawn_first_soon_after_and_when_it_was_stopped(monkeypatch):
     assert len(shown) == 2 and shown[0] is not shown[1]
 
 
-# --- what the figures show ------------------------------------------------------------------------------
+# --- contents of the figures ----------------------------------------------------------------------------
 
 
-def test_colour_images_keep_their_channels_and_confusion_has_the_truth_in_rows():
+def test_colour_images_keep_their_channels_and_confusion_rows_are_the_truth():
     image = np.zeros((1, 3, 2, 2), dtype=np.uint8)
     image[0, 0] = 255
     [axes, *_] = (figure := plots.labelled_images(image, ["red 赤"])).axes

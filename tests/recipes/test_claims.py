@@ -1,4 +1,4 @@
-"""Published nets as recipes: each trains, its claim is told whole, and the page shows what its file holds."""
+"""Published nets as recipes: each trains, and the page quotes its claim with all deviations."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.toys import real
 
 PAGE = (Path(__file__).parents[2] / "docs" / "claims.md").read_text("utf-8")
 FIELDS = ("citation", "arxiv", "claim", "number", "claimed", "data", "where", "source", "verified", "here")
-SOME = ["lstm", "classical", "no_quantum", "fourier"]  # four circuits each: all of them would take long
+SOME = ["lstm", "classical", "no_quantum", "fourier"]  # four circuits each: more would take long
 SMALL = {
     "henderson_quanv": {"dataset": "digits", "filters": 2, "train_fraction": 60, "validation_fraction": 60},
     "perez_salinas_reuploading": {"n_layers": 2, "test_fraction": 40},
@@ -25,7 +25,7 @@ SMALL = {
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("name", claims.CLAIMS)
-def test_it_trains_with_its_controls(name, tmp_path):
+def test_a_published_net_trains_with_its_controls(name, tmp_path):
     folder, small = claims.CLAIMS[name]["folder"], SMALL[name]
     if folder and "dataset" not in small:
         small = {**small, "data_dir": str(real(*folder.split("/")))}
@@ -36,11 +36,11 @@ def test_it_trains_with_its_controls(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", claims.CLAIMS)
-def test_its_claim_is_told_with_where_it_stands(name):
+def test_its_claim_is_quoted_with_its_source(name):
     claim = claims.CLAIMS[name]
     assert [field for field in FIELDS if field not in claim] == [] and claim["deviations"]
     assert claim["arxiv"] in (claims.RECIPES / f"{name}.py").read_text("utf-8")
     assert claim["verified"] or ("as remembered" in claim["claimed"] and "as remembered" in claim["source"])
     assert claim["number"] is None or f"{claim['number']:g} %" in claim["claimed"]
-    told = " ".join(PAGE.split())
-    assert all(deviation in told for deviation in claim["deviations"]) and claim["claim"] in told
+    text = " ".join(PAGE.split())
+    assert all(deviation in text for deviation in claim["deviations"]) and claim["claim"] in text

@@ -1,4 +1,4 @@
-"""The notebooks of a run execute every shipped recipe, at toy size."""
+"""The notebooks of a run work for every shipped recipe, at toy size."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.recipes.test_recipes import pretrained, sets, toy  # noqa: F401  fixt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_its_notebooks_run_it(name, sets, pretrained, tmp_path):  # noqa: F811
+def test_the_notebooks_run_every_recipe(name, sets, pretrained, tmp_path):  # noqa: F811
     settings = toy(name, sets, pretrained) | {"epochs": 1, "n_seeds": 1, "threads": 1}
     known = RECIPES[name].Settings.model_fields
     settings |= {each: 4 for each in ("hidden", "width") if each in known}

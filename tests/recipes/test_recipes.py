@@ -1,4 +1,4 @@
-"""qnnkit.recipes: shipped ones are complete and can be run; a user's is found, told apart and guarded."""
+"""qnnkit.recipes: shipped recipes are complete and run; a user's recipe is loaded, identified and checked."""
 
 import copy
 import importlib
@@ -27,7 +27,7 @@ TINY = {"text": {"sequence_length": 16, "vocabulary": 260}, "music": {"sequence_
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory):
-    """Data for the recipes that need some: images in folders, captions, text and music."""
+    """Data for the recipes that need files: images in folders, captions, text and music."""
     root = tmp_path_factory.mktemp("home")
     names = [f"{i}_{label:02d}.png" for label in range(2) for i in range(10)]
     for folder in ("flat_folder", "captions"):
@@ -44,48 +44,48 @@ def sets(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretrained(sets):
-    """Folder of a base that nobody has trained, for each kind of token."""
-    found = {}
+    """Kind of token -> the folder of an untrained base model."""
+    folders = {}
     for kind in TINY:
         run = runs.open_run(sets / f"{kind}_base", f"{kind}_llama", data_dir=str(sets / kind), **TINY[kind])
         net, folder = runs.build(run, "reference", 0), sets / f"{kind}_model"
-        found[kind] = str(tasks.save(net, run.splits.tokenizer, folder))
-    return found
+        folders[kind] = str(tasks.save(net, run.splits.tokenizer, folder))
+    return folders
 
 
 def toy(name, sets, pretrained):
-    """Settings with which a recipe is small."""
-    usual, given = RECIPES[name].settings(), {}
+    """Settings that make a recipe small."""
+    usual, settings = RECIPES[name].settings(), {}
     if usual.dataset in PUBLIC:
-        given = {"dataset": "digits", "train_fraction": 0.1}
+        settings = {"dataset": "digits", "train_fraction": 0.1}
     elif usual.dataset not in ("digits", "digit_captions"):
-        given = {"data_dir": str(sets / usual.dataset)}
+        settings = {"data_dir": str(sets / usual.dataset)}
     if hasattr(usual, "adapter"):
-        given |= {"pretrained": pretrained[usual.dataset], "base_precision": "float32"}
-        given["sequence_length"] = TINY[usual.dataset]["sequence_length"]
-        return given | {"four_bit": False, "gradient_checkpointing": False, "precision": "float32"}
+        settings |= {"pretrained": pretrained[usual.dataset], "base_precision": "float32"}
+        settings["sequence_length"] = TINY[usual.dataset]["sequence_length"]
+        return settings | {"four_bit": False, "gradient_checkpointing": False, "precision": "float32"}
     if hasattr(usual, "filters"):
-        given["filters"] = min(2, usual.filters)
-    if getattr(usual, "frozen_backbone", False):  # built as resnet_circuit_trained is, with all its controls
-        given["controls"] = usual.controls[:1]
-    return given | TINY.get(usual.dataset, {})
+        settings["filters"] = min(2, usual.filters)
+    if getattr(usual, "frozen_backbone", False):  # built like resnet_circuit_trained, with all its controls
+        settings["controls"] = usual.controls[:1]
+    return settings | TINY.get(usual.dataset, {})
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_what_it_is_and_leaves_the_machine_alone(name):
+def test_a_recipe_describes_itself_and_sets_nothing_of_the_machine(name):
     recipe = RECIPES[name]
     usual = recipe.settings()
     assert (recipe.name, recipe.reference, usual.recipe) == (name, name, name)
     assert recipe.shipped and recipes.of(usual) is recipe and RECIPES[name] is recipe
-    assert usual.device == usual.backend == "auto"  # placement is the machine's business
+    assert usual.device == usual.backend == "auto"  # placement belongs to the machine
     assert usual.dataset in data.DATASETS and data.kind(usual.dataset) == usual.kind
-    assert usual.chosen() == {}, "a recipe is its own usual"
-    if name in OF_IMAGES:  # every hybrid result stands beside its control of equal size, with an interval
+    assert usual.chosen() == {}, "defaults count as chosen"
+    if name in OF_IMAGES:  # every hybrid result has a control of equal size and an interval
         assert ("classical" in usual.controls) == hasattr(usual, "circuit") and usual.n_seeds >= 3
 
 
-def test_the_list_of_recipes_is_quick():
-    """Names and sentences are read from the files: torch alone takes seconds to import."""
+def test_listing_recipes_is_fast():
+    """Names and sentences are read from the files, because importing torch alone takes seconds."""
     code = "import sys; from qnnkit import cli; sys.argv = ['qnnkit', 'recipes']\ntry: cli.main()\n"
     code += "finally: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -98,73 +98,73 @@ def test_the_list_of_recipes_is_quick():
 @pytest.fixture(scope="module", params=RECIPES)
 def small(request, sets, pretrained, tmp_path_factory):
     """A small run of each recipe, and its nets."""
-    given = toy(request.param, sets, pretrained) | {"epochs": 2, "seed": 5}
-    run = runs.open_run(tmp_path_factory.mktemp("small") / "run", request.param, **given)
+    settings = toy(request.param, sets, pretrained) | {"epochs": 2, "seed": 5}
+    run = runs.open_run(tmp_path_factory.mktemp("small") / "run", request.param, **settings)
     return run, {net: runs.build(run, net, seed=0) for net in run.nets}
 
 
-def test_its_settings_come_back_from_a_folder(small):
+def test_its_settings_are_restored_from_a_folder(small):
     run, _ = small
     name = run.recipe.name
-    kept = json.loads((run.folder / "config.json").read_text())
-    assert kept.pop("recipe_digest") == RECIPES[name].digest and kept.pop("recipe") == name
-    assert set(kept) == set(RECIPES[name].Settings.model_fields)
+    stored = json.loads((run.folder / "config.json").read_text())
+    assert stored.pop("recipe_digest") == RECIPES[name].digest and stored.pop("recipe") == name
+    assert set(stored) == set(RECIPES[name].Settings.model_fields)
     assert (run.folder / "recipe.py").read_text() == RECIPES[name].source
     again = runs.open_run(run.folder)
     assert again.config == run.config and again.recipe is RECIPES[name]
 
 
-def test_its_controls_differ_in_the_quantum_part_alone(small):
+def test_its_controls_differ_only_in_the_quantum_part(small):
     run, nets = small
     if run.recipe.name not in OF_IMAGES:
-        return  # adapters have a test of their own
-    own, *others = nets.values()
-    quantum, counted = layers.quantum_parameters(own), layers.count_parameters(own)["quantum"]
-    assert own.eval()(run.splits.example(4)).shape == (4, run.splits.n_classes)
+        return  # adapters have their own test
+    hybrid, *others = nets.values()
+    quantum, counted = layers.quantum_parameters(hybrid), layers.count_parameters(hybrid)["quantum"]
+    assert hybrid.eval()(run.splits.example(4)).shape == (4, run.splits.n_classes)
     for net, other in zip(run.config.controls, others, strict=True):
-        here = dict(other.named_parameters())
-        for place, weight in own.named_parameters():
-            if not any(weight is angle for angle in quantum) and place in here:
-                assert torch.equal(here[place], weight)
+        weights = dict(other.named_parameters())
+        for place, weight in hybrid.named_parameters():
+            if not any(weight is angle for angle in quantum) and place in weights:
+                assert torch.equal(weights[place], weight)
         assert layers.count_parameters(other)["quantum"] == (counted if net == "no_entanglement" else 0)
 
 
-def test_a_recipe_loads_builds_and_trains_and_its_controls_do(small):
+def test_a_recipe_and_its_controls_load_build_and_train(small):
     run, nets = small
     nets = {name: copy.deepcopy(net) for name, net in nets.items()}
     batch = next(iter(run.splits.batches("train", 4, shuffle=False)))
-    own, is_adapter = run.nets[0], hasattr(run.config, "adapter")
+    first, is_adapter = run.nets[0], hasattr(run.config, "adapter")
     hybrid = run.config.adapter != "lora" if is_adapter else hasattr(run.config, "circuit")
     assert run.nets == (MAIN_NETS[not hybrid], *run.config.controls)
     for model in nets.values():
-        with torch.random.fork_rng(devices=[]):  # augmentation and dropout draw
+        with torch.random.fork_rng(devices=[]):  # augmentation and dropout draw random numbers
             step = run.task(model.train(), batch)
             step.loss.backward()
         assert step.loss.isfinite() and step.count > 0
-        for weight in model.parameters():  # each weight that is trained gets a gradient
+        for weight in model.parameters():  # every trained weight gets a gradient
             assert (weight.grad is not None) == weight.requires_grad
     groups = {net: recipes.parameter_groups(model, run.config) for net, model in nets.items()}
-    for net in {"classical", "classical_trained"} & set(nets):  # trained as the circuit is, in every way
-        for ours, theirs in zip(groups[net], groups[own], strict=True):
+    for net in {"classical", "classical_trained"} & set(nets):  # trained in the same way as the circuit
+        for ours, theirs in zip(groups[net], groups[first], strict=True):
             assert sum(w.numel() for w in ours.parameters) == sum(w.numel() for w in theirs.parameters)
             for rule in ("learning_rate", "clip_norm", "weight_decay"):
                 assert getattr(ours, rule) == getattr(theirs, rule), rule
-    n_quantum = layers.count_parameters(nets[own])["quantum"]
+    n_quantum = layers.count_parameters(nets[first])["quantum"]
     assert (n_quantum > 0) == (hybrid and getattr(run.config, "trainable", True))
 
 
 def test_the_digits_recipe_reaches_95_percent(tmp_path):
-    """The hybrid net alone, as the main job trains its first seed."""
+    """Only the hybrid net, as the main job trains its first seed."""
     [final] = runs.train_all(runs.open_run(tmp_path / "run", "digits_quanv", n_seeds=1, controls=[]))
     assert final["test_accuracy"] >= 0.95
 
 
-# --- finding one -------------------------------------------------------------------------------------------
+# --- loading a recipe --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def write(home):  # noqa: F811
-    """Writes docs/your_own.md's recipe: `write("mine.py", "PauliZ", "PauliX")` with one word for another."""
+    """Writes docs/your_own.md's recipe: `write("mine.py", "PauliZ", "PauliX")` replaces one word."""
 
     def write(name, old="", new="", text=RECIPE):
         assert old in text
@@ -175,62 +175,62 @@ def write(home):  # noqa: F811
 
 
 class OfPoints(Digits):
-    """An object as a recipe."""
+    """A recipe as an object."""
 
     @staticmethod
     def build(splits, seed):
         return nn.Sequential(nn.Flatten(), AsFloat(), nn.Linear(64, splits.n_classes))
 
 
-def test_a_recipe_is_found_by_name_path_and_module(write, monkeypatch):
-    found = recipes.find("digits_quanv")
-    assert recipes.find("digits_quanv") is recipes.find(found) is RECIPES["digits_quanv"] is found
+def test_a_recipe_can_be_given_by_name_path_and_module(write, monkeypatch):
+    recipe = recipes.find("digits_quanv")
+    assert recipes.find("digits_quanv") is recipes.find(recipe) is RECIPES["digits_quanv"] is recipe
     for name in ("digit_quanv", "a .py file of yours", "nowhere.py", "folder/nowhere.py", "folder/nowhere"):
         with refused("recipe", (ValueError, OSError)):
             recipes.find(name)
     path = write("cnn.py")
     monkeypatch.syspath_prepend(str(path.parent))
-    for told in (path, str(path), "cnn.py", importlib.import_module("cnn")):
-        found = recipes.find(told)
-        assert (found.name, found.reference, found.shipped) == ("cnn", str(path), False)
-    assert found.source == path.read_text()
-    assert found.settings(n_layers=4).n_layers == 4 and found.settings().recipe == str(path)
+    for key in (path, str(path), "cnn.py", importlib.import_module("cnn")):
+        recipe = recipes.find(key)
+        assert (recipe.name, recipe.reference, recipe.shipped) == ("cnn", str(path), False)
+    assert recipe.source == path.read_text()
+    assert recipe.settings(n_layers=4).n_layers == 4 and recipe.settings().recipe == str(path)
     assert recipes.find(importlib.import_module("qnnkit.recipes.cnn")) is RECIPES["cnn"]
 
 
-def test_a_recipe_is_found_by_its_object(tmp_path):
-    found = recipes.find(OfPoints)
-    assert found.name == "OfPoints" and recipes.find(OfPoints()).digest == found.digest
-    assert "class AsFloat" in found.source, "what it uses is part of what a run is"
+def test_a_recipe_can_be_given_as_an_object(tmp_path):
+    recipe = recipes.find(OfPoints)
+    assert recipe.name == "OfPoints" and recipes.find(OfPoints()).digest == recipe.digest
+    assert "class AsFloat" in recipe.source, "the code it uses is part of a run's identity"
     run = runs.open_run(tmp_path / "run", OfPoints, epochs=1, train_fraction=0.2)
     [final] = runs.train_all(run)
     assert final["net"] == "reference" and run.nets == ("reference",)
-    assert (run.folder / "recipe.py").read_text() == found.source
+    assert (run.folder / "recipe.py").read_text() == recipe.source
     with refused("recipe"):
         recipes.find(SimpleNamespace(load=data.of, build=OfPoints.build))
 
 
-# --- what makes another experiment -------------------------------------------------------------------------
+# --- identity of an experiment -----------------------------------------------------------------------------
 
 
-def test_a_run_is_of_one_state_of_its_recipe(write, tmp_path):
-    """Code counts, comments do not; a neighbour's are tested in test_your_own_traps."""
+def test_a_run_belongs_to_one_version_of_its_recipe(write, tmp_path):
+    """Code counts, comments do not; test_your_own_traps covers neighbouring files."""
     path = write("mine.py")
     run, before = runs.open_run(tmp_path / "run", path, n_layers=3), recipes.find(path)
     assert recipes.find("mine.py") is before, "not run twice"
-    assert run.nets[0] == "hybrid" and "classical" in run.nets, "all controls, where it does not say"
-    assert runs.open_run(tmp_path / "run").config == run.config, "known in this process"
+    assert run.nets[0] == "hybrid" and "classical" in run.nets, "all controls, if it names none"
+    assert runs.open_run(tmp_path / "run").config == run.config, "this process knows it"
     write("mine.py", "# the larger", "# the more")
     assert runs.open_run(tmp_path / "run", path).config == run.config
     after = recipes.find(write("mine.py", "= 2\n", "= 3\n"))
     assert before.digest != after.digest and before.settings().digest() != after.settings().digest()
-    assert (before.settings().n_layers, after.settings().n_layers) == (2, 3), "what was found stays"
+    assert (before.settings().n_layers, after.settings().n_layers) == (2, 3), "a loaded recipe stays"
     write("mine.py", "PauliZ", "PauliX")
     with pytest.raises(ValueError, match=r"holds another experiment.*the recipe has changed: .*PauliX"):
         runs.open_run(tmp_path / "run", path)
 
 
-def test_a_run_whose_recipe_is_not_at_hand_can_be_read_but_not_built(write, tmp_path, monkeypatch):
+def test_a_run_with_a_missing_recipe_can_be_read_but_not_built(write, tmp_path, monkeypatch):
     path = write("mine.py")
     list(runs.train_all(runs.open_run(tmp_path / "run", path, n_layers=1, controls=["classical"], **SHORT)))
     monkeypatch.setattr(recipes, "_found", {})  # another process
@@ -246,10 +246,10 @@ def test_a_run_whose_recipe_is_not_at_hand_can_be_read_but_not_built(write, tmp_
     assert isinstance(runs.trained(runs.open_run(tmp_path / "run", copy)), nn.Module)
 
 
-def test_new_copies_one(tmp_path):
+def test_new_copies_a_recipe(tmp_path):
     path = recipes.new(tmp_path / "own" / "letters.py", like="letters")
     assert path.read_text() == RECIPES["letters"].source
-    own = recipes.find(path).settings()
-    assert own.flat() | {"recipe": "letters"} == RECIPES["letters"].settings().flat()
+    usual = recipes.find(path).settings()
+    assert usual.flat() | {"recipe": "letters"} == RECIPES["letters"].settings().flat()
     run, copy = runs.open_run(tmp_path / "run", "digits_quanv"), recipes.new(tmp_path / "copy.py")
     assert recipes.find(copy).digest == run.recipe.digest and runs.open_run(run.folder).recipe is run.recipe

@@ -1,4 +1,4 @@
-"""A recipe's digest: over what its source does, alike in every Python."""
+"""A recipe's digest covers what its source does, and is the same in every Python."""
 
 import ast
 
@@ -19,8 +19,8 @@ SAME = {"# of them": "# of these", '"""Told."""': '"""Said."""', "return [f": "r
 OTHER = {"int = 2": "int = 3", "1.5": "1.25", "None": "False", 'b"a"': '"a"', ">3": ">4"}
 
 
-def test_what_a_source_does_counts_and_every_python_tells_it_alike():
-    """3.12 gave functions and classes type parameters, and 3.13 dumps no empty fields: neither counts."""
+def test_the_digest_depends_on_the_code_and_not_on_the_python():
+    """3.12 added type parameters to functions and classes, 3.13 dumps no empty fields: neither counts."""
     known = "81caf94649db637e287edea42ba726a6261ec5db845562a4076e3d3177ee6726"
     for before, after in (SAME | OTHER).items():
         assert before in SOURCE

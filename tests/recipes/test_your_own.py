@@ -1,4 +1,4 @@
-"""docs/your_own.md as it is written: an own circuit, net, dataset and task through all the kit does."""
+"""docs/your_own.md as written: a user's circuit, net, dataset and task through all of the kit."""
 
 import json
 import re
@@ -21,14 +21,14 @@ TINY = {"epochs": 2, "n_seeds": 1, "threads": 1}
 
 @pytest.fixture
 def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace with mine.py in it, which is the current folder."""
+    """A workspace with mine.py, which is the current folder."""
     monkeypatch.chdir(home)
     (home / "mine.py").write_text(RECIPE)
     return home
 
 
 def in_cells(cells: list[str]) -> str:
-    """What these cells print in IPython."""
+    """The output of these cells in IPython."""
     script = "from IPython.core.interactiveshell import InteractiveShell as Shell\n"
     script += "for cell in %r: Shell.instance().run_cell(cell).raise_error()"
     done = forked.python(script % cells)
@@ -41,8 +41,8 @@ def test_the_recipe_is_one_short_file() -> None:
     assert len(lines) <= 42
 
 
-def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> None:
-    """All by the command; only the run that is never killed is this process'."""
+def test_a_killed_run_loses_nothing_and_the_report_compares_the_nets(home: Path) -> None:
+    """All by the command, except the run that is never killed, which this process trains."""
     words = ["qnnkit", "run", "--recipe", "mine.py", "--run-dir", "runs/wave", "--epochs", "10"]
     words += ["--only", "hybrid,classical", "--set", "n_seeds=1", "--set", "threads=1"]
     words += ["--set", "save_every_steps=1", "--notebooks", "03_train,04_analyze"]
@@ -51,28 +51,28 @@ def test_a_kill_costs_nothing_and_the_report_compares_the_nets(home: Path) -> No
     first.kill()
     first.wait()
     known = rows.read_text().splitlines()
-    assert len(known) < 20, "it ended before it could be killed"
+    assert len(known) < 20, "the run ended before it could be killed"
     done = forked.run(*words)
     assert done.returncode == 0, done.stdout
-    kept = (home / "runs" / "wave" / "run.log").read_text()
-    assert all("[2/2] 04_analyze: done in" in told for told in (kept, done.stdout)), "it is kept, too"
+    log = (home / "runs" / "wave" / "run.log").read_text()
+    assert all("[2/2] 04_analyze: done in" in text for text in (log, done.stdout)), "both outputs have it"
     assert rows.read_text().splitlines()[: len(known) - 1] == known[:-1]
     result = json.loads((home / "runs" / "wave" / "result.json").read_text())
     assert [row["net"] for row in result["nets"]] == ["hybrid", "classical"]
     assert result["score"] == "r2" and result["nets"][0]["score"] > 0.5 and "test r2" in done.stdout
     assert "arrays/" in (home / "runs" / "wave" / "notebooks" / "04_analyze.ipynb").read_text()
-    whole = runs.open_run("runs/whole", "mine.py", epochs=10, controls=["classical"], n_seeds=1, threads=1)
-    scores = [final["test_r2"] for final in runs.train_all(whole)]
-    assert scores == [row["scores"][0] for row in result["nets"]]  # as if it had never been killed
+    straight = runs.open_run("runs/whole", "mine.py", epochs=10, controls=["classical"], n_seeds=1, threads=1)
+    scores = [final["test_r2"] for final in runs.train_all(straight)]
+    assert scores == [row["scores"][0] for row in result["nets"]]  # as if never killed
     inputs = torch.tensor([[0.5, 0.25, 0.125]])
-    expected = runs.trained(whole)(inputs).item()
+    expected = runs.trained(straight)(inputs).item()
     np.save(home / "new.npy", inputs.numpy())
     words = ["predict", "runs/wave", "new.npy", "--recipe", "mine.py", "--json"]
     [[value]] = json.loads(CliRunner().invoke(cli.app, words).output)["output"]
     assert value == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_is_fitted_on_the_training_split_goes_with_the_net(home: Path) -> None:
+def test_values_fitted_on_the_training_split_are_saved_with_the_net(home: Path) -> None:
     [block] = [each for each in BLOCKS if "Standardised" in each]
     (home / "mine.py").write_text(f"{RECIPE}\n\n{block}")
     run = trained("runs/one", "mine.py", **TINY, controls=["classical"])
@@ -83,17 +83,17 @@ def test_what_is_fitted_on_the_training_split_goes_with_the_net(home: Path) -> N
     assert net[0](inputs).std(0).sub(1).abs().max() < 1e-4
 
 
-def test_the_recipe_in_a_cell(home: Path) -> None:
+def test_a_recipe_in_a_notebook_cell(home: Path) -> None:
     names = "Settings, load, build, task"
     cells = [f"{RECIPE}\nfrom qnnkit import runs\n\nclass Mine:\n    {names} = {names}\n"]
     cells += [CELL.replace("epochs=5", "epochs=1, n_seeds=1, controls=['no_entanglement']")]
     printed = in_cells(cells)
     assert [line.split()[0] for line in printed.splitlines()][:2] == ["hybrid", "no_entanglement"]
-    kept = (home / "runs" / "cell" / "recipe.py").read_text()
-    assert all(f"def {name}(" in kept for name in ("load", "build", "task", "circuit"))
+    source = (home / "runs" / "cell" / "recipe.py").read_text()
+    assert all(f"def {name}(" in source for name in ("load", "build", "task", "circuit"))
 
 
-def test_a_path_of_its_own_is_meant_from_the_workspace_and_moves_with_it(
+def test_a_path_setting_is_relative_to_the_workspace_and_moves_with_it(
     home: Path, monkeypatch, tmp_path
 ) -> None:
     text = RECIPE.replace("    n_seeds: int = 3\n", '    n_seeds: int = 3\n    table: Path = "waves.csv"\n')
@@ -139,7 +139,7 @@ def task(settings):
 """
 
 
-def test_what_its_task_shows_is_shown(home: Path) -> None:
+def test_the_figures_of_its_task_are_shown(home: Path) -> None:
     (home / "mine.py").write_text(RECIPE + SHOWN)
     run = trained("runs/one", "mine.py", controls=[], **TINY)
     [figure] = report.preview(run)

@@ -1,4 +1,4 @@
-"""Traps of a user's own recipes that a review found: each must be seen, and nothing lost."""
+"""Traps in a user's recipes that a review revealed: each is reported, and nothing is lost."""
 
 import importlib.machinery
 import os
@@ -38,16 +38,16 @@ print(recipes.find(Mine()).digest)
 """
 
 
-def test_what_cells_make_of_a_recipe_counts(home):  # noqa: F811
-    """Its class, and the functions, classes, QNodes and numbers of cells that it names."""
+def test_objects_from_cells_count_as_part_of_a_recipe(home):  # noqa: F811
+    """Its class, and the functions, classes, QNodes and numbers from cells that it uses."""
     usual = {"angle": "inputs", "size": 1, "width": 2}
     changes = [{}, {}, {"angle": "2 * inputs"}, {"size": 2}, {"width": 3}]
     first, same, *others = in_cells([CELL.format(**(usual | each)) for each in changes]).split()[-5:]
     assert first == same and len({first, *others}) == 4
 
 
-def test_neither_the_kit_beside_a_recipe_nor_a_module_of_another_is_its_neighbour(home):  # noqa: F811
-    """Nor is a module hidden from processes that start later: `copy.py` was once the first one met."""
+def test_the_kit_or_another_recipes_module_is_no_neighbour_of_a_recipe(home):  # noqa: F811
+    """No module is hidden from processes that start later: `copy.py` was the first known case."""
     (home / "qnnkit").mkdir()
     (home / "qnnkit" / "__init__.py").write_text("raise RuntimeError('another checkout')\n")
     assert recipes.find("mine.py").neighbours == {}
@@ -62,12 +62,12 @@ def test_neither_the_kit_beside_a_recipe_nor_a_module_of_another_is_its_neighbou
         assert spec is not None and not Path(spec.origin).is_relative_to(home)
 
 
-def test_what_a_recipe_imports_from_its_folder_counts_as_it_is_now(home, tmp_path, monkeypatch):  # noqa: F811
-    """By a dot or by a link, too."""
-    link, found = tmp_path / "link", []
+def test_imports_from_a_recipes_folder_count_in_their_current_form(home, tmp_path, monkeypatch):  # noqa: F811
+    """Also with a relative import or through a link."""
+    link, seen = tmp_path / "link", []
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     link.symlink_to(home / "a")
-    sys.path.insert(0, str(link))  # as of a script that was started by the link
+    sys.path.insert(0, str(link))  # as for a script started through the link
     for folder, near, inner in (("a", 1, 1), ("a", 2, 1), ("a", 2, 2), ("b", 3, 2)):
         (home / folder / "pkg" / "bare").mkdir(parents=True, exist_ok=True)  # it is no package, and imported
         files = {"mine.py": RECIPE.replace("import qnnkit\n", "import qnnkit\nimport near, pkg\n", 1)}
@@ -75,13 +75,13 @@ def test_what_a_recipe_imports_from_its_folder_counts_as_it_is_now(home, tmp_pat
         files["pkg/inner.py"] = f"number = {inner}\n"
         for name, text in (files | {"near.py": f"number = {near}\n", "pkg/bare/deep.py": ""}).items():
             (home / folder / name).write_text(text)
-            os.utime(home / folder / name, (1e9, 1e9))  # within the same second
-        found.append(recipe := recipes.find(home / folder / "mine.py"))
+            os.utime(home / folder / name, (1e9, 1e9))  # changed within the same second
+        seen.append(recipe := recipes.find(home / folder / "mine.py"))
         assert (recipe.code.near.number, recipe.code.pkg.number) == (near, inner)
         inside = [f"pkg/{name}.py" for name in ("__init__", "bare/deep", "inner")]
         assert sorted(recipe.neighbours) == ["near.py", *inside]
-    assert len({recipe.digest for recipe in found}) == 4
-    assert [recipe.code.near.number for recipe in found] == [1, 2, 2, 3], "each has its own"
+    assert len({recipe.digest for recipe in seen}) == 4
+    assert [recipe.code.near.number for recipe in seen] == [1, 2, 2, 3], "each recipe has its own"
 
 
 OWN_NAMES = """
@@ -97,32 +97,32 @@ OWN_NAMES = """
 """
 
 
-def test_a_setting_of_its_own_that_has_a_name_of_the_kits_is_not_taken_for_it(home):  # noqa: F811
+def test_a_users_setting_with_a_name_of_the_kit_stays_the_users(home):  # noqa: F811
     text = RECIPE.replace("    n_layers: int = 2\n", f"    n_layers: int = 2\n{OWN_NAMES}")
     (home / "mine.py").write_text(text)
     run = trained("runs/one", "mine.py", controls=[], **TINY)
     assert run.config.circuit == "data_reuploading" and run.config.of_kit("circuit") is None
     assert runs.export(run).name == "model" and run.nets == ("hybrid",)
-    [found] = runs.predict("runs/one", [np.full(3, 0.5, np.float32)], recipe="mine.py")
-    assert np.isfinite(found["output"])
+    [row] = runs.predict("runs/one", [np.full(3, 0.5, np.float32)], recipe="mine.py")
+    assert np.isfinite(row["output"])
 
 
-def test_random_numbers_of_load_are_the_same_at_every_load(home):  # noqa: F811
+def test_load_draws_the_same_random_numbers_every_time(home):  # noqa: F811
     (home / "mine.py").write_text(RECIPE.replace("np.linspace(-1, 1, 240)", "np.random.uniform(-1, 1, 240)"))
     run = trained("runs/one", "mine.py", controls=[], **TINY)
     assert len(runs.open_run("runs/one", "mine.py").tested()) == 1
     assert torch.equal(run.splits.train.inputs, runs.open_run("runs/one", "mine.py").splits.train.inputs)
 
 
-def test_a_net_that_is_built_from_its_data_is_said_to_be_none_for_predict(home):  # noqa: F811
+def test_predict_reports_a_net_that_needs_its_data_to_be_built(home):  # noqa: F811
     text = RECIPE.replace("    qnode =", "    mean = splits.train.inputs.mean()\n    qnode =")
     (home / "mine.py").write_text(text)
     with pytest.warns(UserWarning, match=r"without its data.*mine\.py.*it has no `train`"):
         run = runs.open_run("runs/one", "mine.py", **TINY)
-    assert len(run.nets) == 5, "it may be trained all the same"
+    assert len(run.nets) == 5, "it can still be trained"
     (home / "mine.py").write_text(RECIPE.replace(LAYERS, ALONE))
     run = runs.open_run("runs/two", "mine.py", **TINY)
-    assert run.nets == ("hybrid", "no_entanglement", "classical"), "the others have nothing to train"
+    assert run.nets == ("hybrid", "no_entanglement", "classical"), "other nets have nothing to train"
 
 
 HELD_TWICE = """
@@ -148,7 +148,7 @@ REFUSED = {
     "a seed that is none": (SETTING, SETTING + "    seed: int = -3\n", "`seed` must be greater than or"),
     "settings apart": (SETTING, SETTING + AFTER % 'ValueError("no two")', "do not go together: no two"),
     "a rule in no words": (SETTING, SETTING + AFTER % "AssertionError", "keep the rule of its own validator"),
-    "annotations of its own": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
+    "custom annotations": ("class Settings(", TYPED + "class Settings(", "AssertionError"),
     "no value": ("    n_layers: int = 2\n", "    n_layers: int\n", "`n_layers` must be given"),
     "a circuit outside its modules": (LAYERS, NET, "replace every circuit of the net"),
     "a control with nothing to train": (LAYERS, ALONE, "weights to train in frozen_random` must be"),
@@ -171,33 +171,33 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_wrong_is_told_in_a_sentence_and_begins_no_run(kind, home):  # noqa: F811
-    before, after, told = REFUSED[kind]
+def test_a_wrong_recipe_is_reported_in_one_sentence_and_begins_no_run(kind, home):  # noqa: F811
+    before, after, words = REFUSED[kind]
     assert before in RECIPE
     (home / "mine.py").write_text(RECIPE.replace(before, after) + HELD_TWICE)
     named = {NET: "classical", ALONE: "frozen_random"}.get(after)
     controls = {"controls": [named]} if named else {}
-    with pytest.raises(ValueError, match=rf"^.*{re.escape(told)}.*\Z"):
+    with pytest.raises(ValueError, match=rf"^.*{re.escape(words)}.*\Z"):
         runs.open_run("runs/one", "mine.py", **TINY, **controls)
     assert not (home / "runs" / "one" / "config.json").exists()
 
 
-def test_the_file_that_failed_is_named_with_its_line(home):  # noqa: F811
+def test_the_error_names_the_file_and_line_that_failed(home):  # noqa: F811
     text = RECIPE.replace("import qnnkit\n", "import helping\nimport qnnkit\n", 1)
     (home / "mine.py").write_text(text.replace("np.sin(3 * t)", "helping.scale()"))
     helping = '"""Help."""\n\n\ndef scale():\n    return 1 / 0\n'
-    for text, told in (  # when it is used, imported and read
+    for text, words in (  # on use, import and reading
         (helping, r"mine\.py`, helping\.py, line 5, in scale: ZeroD"),
         (helping + "\n\nscale()\n", r"mine\.py`, helping\.py, line 5, in scale: ZeroD"),
         (helping + "\n\nraise SystemExit(0)\n", r"mine\.py`, helping\.py, line 8: SystemExit: 0"),
         ("\n\ndef (\n", r"mine\.py`: SyntaxError: .*\(helping\.py, line 3\)"),
     ):
         (home / "helping.py").write_text(text)
-        with pytest.raises(recipes.RecipeError, match=told):
+        with pytest.raises(recipes.RecipeError, match=words):
             runs.open_run("runs/one", "mine.py")
 
 
-def test_a_name_that_is_nearly_one_of_a_recipe_is_told(home):  # noqa: F811
+def test_a_misspelt_name_of_a_recipe_is_reported(home):  # noqa: F811
     for name, wrong in (("task", "tasks"), ("Settings", "Setting")):
         (home / "mine.py").write_text(re.sub(rf"(def|class) {name}\b", rf"\1 {wrong}", RECIPE))
         with pytest.warns(UserWarning, match=f"has no `{name}`, and `{wrong}` is not used as such"):
@@ -216,7 +216,7 @@ class Nine(Digits):
         return nn.Sequential(nn.Flatten(), AsFloat(), nn.Linear(64, 9))
 
 
-def test_a_net_that_does_not_take_its_images_is_told(tmp_path):
-    for kind, told in ((Bytes, "uint8. Begin forward with: images = "), (Nine, "returns shape (2, 10)")):
-        with pytest.raises(recipes.RecipeError, match=re.escape(told)):
+def test_a_net_that_cannot_take_its_images_is_reported(tmp_path):
+    for kind, words in ((Bytes, "uint8. Begin forward with: images = "), (Nine, "returns shape (2, 10)")):
+        with pytest.raises(recipes.RecipeError, match=re.escape(words)):
             runs.open_run(tmp_path / "run", kind)

@@ -1,4 +1,4 @@
-"""The page of a batch: what it says is what the run folders say, and no folder can break it."""
+"""The page of a batch: it agrees with the run folders, and no folder can break it."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.showing import Page
 
 @pytest.fixture
 def four(space):  # noqa: F811
-    """Two that finished, one that failed with a notebook, one that waits."""
+    """Two finished runs, one that failed with a notebook, and one that waits."""
     good = {"hybrid": [0.93, 0.95], "classical": [0.88, 0.90]}
     space.write("digits-good", good, n_layers=2, learning_rate=0.01)
     space.write("digits-fair", TWO, n_layers=10, learning_rate=0.001)
@@ -45,19 +45,19 @@ def rows(place):
     return runs_table(report.read_study(place.folder)).set_index("run").to_dict("index")
 
 
-# --- what it says ------------------------------------------------------------------------------------------
+# --- contents ----------------------------------------------------------------------------------------------
 
 
-def test_the_table_says_what_the_runs_say(four):
-    found = rows(four)
-    good = found["digits-good"]
+def test_the_table_agrees_with_the_runs(four):
+    attrs = rows(four)
+    good = attrs["digits-good"]
     assert (good["n_layers"], good["learning_rate"], good["state"]) == ("2", "0.01", "finished")
-    # t of two values: 12.706 * 1 point; no interval goes beyond 100 %
+    # t for two values: 12.706 * 1 point; no interval exceeds 100 %
     assert good["hybrid, test accuracy (%)"] == "94.0 (81.3 to 100.0)"
     assert good["classical, test accuracy (%)"] == "89.0 (76.3 to 100.0)"
     names = ("validation accuracy, mean", "circuit weights", "other weights", "s / epoch")
     assert [good[name] for name in names] == ["89.0", "24", "1,000", "0.25"]
-    lost, waiting = found["digits-lost"], found["digits-next"]
+    lost, waiting = attrs["digits-lost"], attrs["digits-next"]
     assert lost["state"] == "failed" and lost["hybrid, test accuracy (%)"] == ""
     assert "not finite at epoch 2, batch 3." in lost["notes"]
     assert waiting["state"] == "waiting" and waiting["learning_rate"] == "none"
@@ -66,14 +66,14 @@ def test_the_table_says_what_the_runs_say(four):
     assert "2 finished, 1 failed, 1 waiting" in text
     assert "All comparisons: 0 better, 0 worse, 0 equivalent, 3 undecided of 3." in text
     assert text.count("the choice of test samples") == 1
-    assert [tag for tag, found in page.tags if "src" in found or tag in ("link", "iframe", "object")] == []
-    links = {found["href"] for tag, found in page.tags if tag == "a"}
+    assert [tag for tag, attrs in page.tags if "src" in attrs or tag in ("link", "iframe", "object")] == []
+    links = {attrs["href"] for tag, attrs in page.tags if tag == "a"}
     places = "good/report.html", "fair/report.html", "lost/notebooks/03_train.failed.ipynb"
     assert links == {f"../../runs/digits-{place}" for place in places}
 
 
-def test_a_run_is_listed_as_it_is_now(four):
-    """One was planned with one epoch and extended; one finished after a failure; one is pruned."""
+def test_a_run_is_listed_in_its_current_state(four):
+    """One was planned with one epoch and extended, one finished after a failure, and one is pruned."""
     content = json.loads((four.folder / "batch.json").read_text())
     content["runs"][0]["settings"]["epochs"] = 1
     (four.folder / "batch.json").write_text(json.dumps(content))
@@ -84,7 +84,7 @@ def test_a_run_is_listed_as_it_is_now(four):
     assert "kernel died" not in good["notes"]
 
 
-# --- folders that are damaged, and names that are hostile --------------------------------------------------
+# --- damaged folders and hostile names ---------------------------------------------------------------------
 
 UNFINISHED, UNTOLD = "not finished.", "metrics.jsonl has no test accuracy of "
 
@@ -101,7 +101,7 @@ UNFINISHED, UNTOLD = "not finished.", "metrics.jsonl has no test accuracy of "
         ("metrics.jsonl", "a folder", UNTOLD + "hybrid, seed 0."),
     ],
 )  # fmt: skip
-def test_a_folder_that_is_not_whole_costs_one_row_and_is_left_out(four, file, content, why):
+def test_a_damaged_folder_is_skipped_and_named_in_its_row(four, file, content, why):
     path = four.root / "runs" / "digits-good" / file
     before = path.read_bytes() if path.is_file() else b""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -110,18 +110,18 @@ def test_a_folder_that_is_not_whole_costs_one_row_and_is_left_out(four, file, co
     elif content is not None:
         path.write_bytes(b"".join(before.splitlines(True)[:-1]) if content == "the last row" else content)
     study = four.read()
-    found = runs_table(study).set_index("run").to_dict("index")
-    assert found["digits-fair"]["state"] == "finished" and read(four)[0]
+    table = runs_table(study).set_index("run").to_dict("index")
+    assert table["digits-fair"]["state"] == "finished" and read(four)[0]
     assert study.left_out.get("digits-good", "").endswith(why) and study.finished == 2 - bool(why)
-    assert len(study.frame) == 4 * study.finished and (study.planned, len(found)) == (4, 4)
-    scores = [told for name, told in found["digits-good"].items() if "test accuracy" in name]
+    assert len(study.frame) == 4 * study.finished and (study.planned, len(table)) == (4, 4)
+    scores = [cell for name, cell in table["digits-good"].items() if "test accuracy" in name]
     assert any(scores) is (not why)
     if why != UNFINISHED:
-        assert found["digits-good"]["state"] == ("unfinished" if why else "finished")
-        assert found["digits-good"]["notes"].endswith(why)
+        assert table["digits-good"]["state"] == ("unfinished" if why else "finished")
+        assert table["digits-good"]["notes"].endswith(why)
 
 
-def test_a_run_of_another_score_is_left_out(four):
+def test_a_run_with_another_score_is_skipped(four):
     four.write("clip", TWO, recipe="digits_clip", score=stats.RECALL)
     why = "nets are compared by recall@1, but by accuracy in the batch."
     assert four.read().left_out["clip"] == rows(four)["clip"]["notes"] == why
@@ -130,8 +130,8 @@ def test_a_run_of_another_score_is_left_out(four):
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def test_hostile_words_stay_text(space):  # noqa: F811
-    """A setting, an id, an error, a notebook and a folder that would be HTML or an address."""
+def test_hostile_words_are_shown_as_text(space):  # noqa: F811
+    """A setting, an id, an error, a notebook and a folder that contain HTML or an address."""
     space.write("fine", TWO, n_layers=1)
     for folder in ("javascript:alert(3)", '"onmouseover="alert(4)'):
         path = space.root / "runs" / folder
@@ -144,7 +144,7 @@ def test_hostile_words_stay_text(space):  # noqa: F811
     space.plan("last", {})
     html, page = read(space)
     assert "<script>alert" not in html and not [tag for tag, _ in page.tags if tag in ("img", "b")]
-    assert not {name for _, found in page.tags for name in found if name.startswith("on")}
-    links = [found["href"] for tag, found in page.tags if tag == "a"]
+    assert not {name for _, attrs in page.tags for name in attrs if name.startswith("on")}
+    links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
     assert all(link.startswith("../../runs/") for link in links)
     assert HOSTILE in page.text

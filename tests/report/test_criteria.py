@@ -1,4 +1,4 @@
-"""Success criteria: a bound each, what was measured, pass or fail, and a sentence."""
+"""Success criteria: the bound, the measured value, pass or fail, and a sentence."""
 
 import json
 
@@ -14,13 +14,13 @@ ROW = {"event": "test", "test_loss": 0.1, "best_epoch": 3, "quantum": 24, "class
 
 
 def run_with(folder, rows, recipe="digits_quanv", **settings):
-    """A run of some seeds whose own net, and a control, have ended in these rows."""
+    """A run of some seeds whose hybrid net and control have ended with these rows."""
     settings = {"controls": [] if recipe == "text_llama" else ["no_quantum"], "n_seeds": len(rows)} | settings
     run = runs.Run(folder, recipes.settings(recipe, **settings))
-    own = "reference" if recipe == "text_llama" else "hybrid"
-    run.note_provenance(nets=[own, *settings["controls"]])
+    hybrid = "reference" if recipe == "text_llama" else "hybrid"
+    run.note_provenance(nets=[hybrid, *settings["controls"]])
     for seed, row in enumerate(rows):
-        row = ROW | {"epochs": run.config.epochs, "net": own, "seed": seed} | row
+        row = ROW | {"epochs": run.config.epochs, "net": hybrid, "seed": seed} | row
         run.log("metrics", row)
         run.log("metrics", row | {"net": "no_quantum", "test_accuracy": 0.1, "peak_memory": 9e12})
     return run
@@ -35,7 +35,7 @@ QUANV, LLAMA, MEMORY, SECONDS = "digits_quanv", "text_llama", "max_memory_gb", "
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name", "bound", "column", "values", "measured", "told"),
+    ("recipe", "name", "bound", "column", "values", "measured", "sentence"),
     [
         (QUANV, "min_accuracy", 0.9, "test_accuracy", [0.97, 0.98, 0.99], 0.98, "pass: test accuracy 98.0 % "
             "(95 % interval 95.5 to 100.0); limit: at least 90.0 %."),
@@ -52,16 +52,16 @@ QUANV, LLAMA, MEMORY, SECONDS = "digits_quanv", "text_llama", "max_memory_gb", "
             "limit: at least 50.0 %."),
     ],
 )  # fmt: skip
-def test_a_bound_is_met_or_not(tmp_path, recipe, name, bound, column, values, measured, told):
+def test_a_bound_is_met_or_missed(tmp_path, recipe, name, bound, column, values, measured, sentence):
     rows = [{"test_accuracy": 0.9} | {column: value} for value in values]
     row = only(run_with(tmp_path, rows, recipe, **{name: bound}), name)
-    assert (row["bound"], row["met"], row["sentence"]) == (bound, told.startswith("pass"), told)
+    assert (row["bound"], row["met"], row["sentence"]) == (bound, sentence.startswith("pass"), sentence)
     assert row["measured"] == pytest.approx(measured)
-    assert (row["low"] is None) == ("interval" not in told)
+    assert (row["low"] is None) == ("interval" not in sentence)
     json.dumps(row, allow_nan=False)
 
 
-def test_what_cannot_be_judged_says_so(tmp_path):
+def test_a_criterion_that_cannot_be_judged_says_so(tmp_path):
     run = run_with(tmp_path, [{"test_accuracy": 0.95}], max_memory_gb=4, max_epoch_seconds=1)
     row = only(run, "max_memory_gb")
     assert row["met"] is None and row["measured"] is None
@@ -71,23 +71,23 @@ def test_what_cannot_be_judged_says_so(tmp_path):
     assert report.judge(runs.Run(tmp_path, recipes.settings("folder_quanv", dataset="digits"))) == []
 
 
-def test_they_change_no_experiment_and_stand_in_result_report_and_output(tmp_path, monkeypatch, capfd):
+def test_criteria_change_no_experiment_and_are_in_result_report_and_output(tmp_path, monkeypatch, capfd):
     run = runs.open_run(tmp_path / "run", "digits_quanv", n_seeds=1, controls=[], min_accuracy=0.01)
     log_test(run, "hybrid", 0, 0.9, peak_memory=1e9)
-    told = {row["criterion"]: row["sentence"] for row in report.finish(run)["criteria"]}
-    assert told["max_memory_gb"] == "pass: 1 GB of memory; limit: at most 4 GB."
-    assert told["min_accuracy"].startswith("pass: test accuracy 90.0 %")
-    assert run.result["criteria"] == report.judge(run) and told["min_accuracy"] in run.report.read_text()
+    lines = {row["criterion"]: row["sentence"] for row in report.finish(run)["criteria"]}
+    assert lines["max_memory_gb"] == "pass: 1 GB of memory; limit: at most 4 GB."
+    assert lines["min_accuracy"].startswith("pass: test accuracy 90.0 %")
+    assert run.result["criteria"] == report.judge(run) and lines["min_accuracy"] in run.report.read_text()
     with pytest.raises(ValueError, match="Success: minimum test"):
         runs.open_run(run.folder, min_accuracy=1.2)
     command = "run", "--run-dir", run.folder, "--set", "min_accuracy=1"
     code, printed, _ = typing(monkeypatch, capfd)(*command)
     assert code == 0 and "min_accuracy: fail: test accuracy " in printed
     again = runs.open_run(run.folder)
-    assert [row["bound"] for row in again.result["criteria"]] == [4, 1], "judged anew"
-    assert report.finish(again)["criteria"] == again.result["criteria"], "a report keeps to them"
+    assert [row["bound"] for row in again.result["criteria"]] == [4, 1], "judged again"
+    assert report.finish(again)["criteria"] == again.result["criteria"], "a report uses them too"
     assert "limit: at least 100.0 %" in run.report.read_text()
-    assert "FAILED" not in str(verify(again)), "its hashes go with the settings"
+    assert "FAILED" not in str(verify(again)), "its hashes match the settings"
     workspace.make_folder(run.folder / "model")
     typing(monkeypatch, capfd)("train", *command[1:-1], "min_accuracy=0.99")
-    assert [row["bound"] for row in again.result["criteria"]] == [4, 0.99], "by this command, too"
+    assert [row["bound"] for row in again.result["criteria"]] == [4, 0.99], "also by this command"

@@ -1,4 +1,4 @@
-"""An executed notebook as the body of a page: what follows its parameters and has shown something."""
+"""An executed notebook as the body of a page: the sections after its parameters that have output."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ def code(source, *outputs, tag=None):
     return new_code_cell(source, outputs=list(outputs), metadata={"tags": [tag] if tag else []})
 
 
-def test_what_was_shown_by_section_without_code_and_without_the_way_there(tmp_path: Path) -> None:
-    """A section may begin within a cell; one without results, or on top of the page already, is not shown."""
+def test_the_body_has_output_by_section_without_code_and_set_up(tmp_path: Path) -> None:
+    """A section may begin within a cell; those without results or already on top of the page are omitted."""
     text = new_output("stream", name="stdout", text="97.6 % <script>alert(1)</script>")
     picture = new_output("display_data", data={"image/png": "iVBORw0KGgo="})
     cells = [
@@ -35,9 +35,9 @@ def test_what_was_shown_by_section_without_code_and_without_the_way_there(tmp_pa
         code("3"),
     ]
     nbformat.write(new_notebook(cells=cells), tmp_path / "04_analyze.ipynb")
-    found = page.body(tmp_path / "04_analyze.ipynb")
-    assert [title for _, title in found.sections] == ["Prose alone", "First", 'A "second"']
+    body = page.body(tmp_path / "04_analyze.ipynb")
+    assert [title for _, title in body.sections] == ["Prose alone", "First", 'A "second"']
     for shown in ("<em>stress</em>", "97.6 % &lt;script", 'alt="First"', "alt='A \"second\"'"):
-        assert shown in found.html
+        assert shown in body.html
     for gone in ("secret source", "Title", "Parameters", "run_dir", "¶", "verdict", "Circuits"):
-        assert gone not in found.html
+        assert gone not in body.html

@@ -1,4 +1,4 @@
-"""qnnkit.report.verify: every kind of damage to a finished run is found, and named."""
+"""qnnkit.report.verify: every kind of damage to a finished run is detected and named."""
 
 import shutil
 import subprocess
@@ -23,30 +23,30 @@ TAKEN = [
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of a run that the real report has finished, with every kind of file."""
-    run = runs.open_run(tmp_path_factory.mktemp("whole") / "run", "digits_quanv", controls=[], n_seeds=1)
+def reported(tmp_path_factory):
+    """The folder of a finished run with its real report and every kind of file."""
+    run = runs.open_run(tmp_path_factory.mktemp("reported") / "run", "digits_quanv", controls=[], n_seeds=1)
     log_test(run, "hybrid", 0, 0.5)
     books = [f"notebooks/{name}.ipynb" for name in ("03_train", "03_train.failed", "04_analyze.running")]
     for name in (*books, "notebooks/04_analyze.ipynb", "train.log", ".hidden", ".sync/piece", CHECKPOINT):
         (run.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (run.folder / name).write_text("{}")
-    nbformat.write(nbformat.v4.new_notebook(), run.notebook("04_analyze"))  # which the page shows
+    nbformat.write(nbformat.v4.new_notebook(), run.notebook("04_analyze"))  # the page shows it
     report.finish(run)
     return run.folder
 
 
 @pytest.fixture
-def finished(whole, tmp_path):
-    return shutil.copytree(whole, tmp_path / "run")
+def finished(reported, tmp_path):
+    return shutil.copytree(reported, tmp_path / "run")
 
 
 def checked(folder):
     return verify(runs.open_run(folder))
 
 
-def test_what_comes_later_is_no_damage_nor_is_a_move(finished, tmp_path):
-    """A notebook that is run again, the copy of 04 that papermill writes last."""
+def test_later_files_and_a_move_are_no_damage(finished, tmp_path):
+    """A notebook that ran again, and the copy of 04 that papermill writes last."""
     assert checked(finished) == dict.fromkeys([CHECKPOINT, *TAKEN], "OK")
     later = "benchmark.jsonl", "machine.json", "figures/benchmark_step.png", "notebooks/04_analyze.ipynb"
     (finished / "figures").mkdir(exist_ok=True)
@@ -61,13 +61,13 @@ def test_what_comes_later_is_no_damage_nor_is_a_move(finished, tmp_path):
 
 
 @pytest.mark.parametrize("name", [None, CHECKPOINT, "metrics.jsonl", "config.json", "report.html"])
-def test_every_damage_is_named_by_the_systems_own_tool_too(finished, name):
+def test_the_systems_checksum_tool_names_every_damage_too(finished, name):
     if name == CHECKPOINT:
         (finished / name).unlink()
     elif name:
         (finished / name).write_bytes((finished / name).read_bytes() + b"\n")
-    assert [each for each, told in checked(finished).items() if told == "FAILED"] == ([name] if name else [])
+    assert [each for each, done in checked(finished).items() if done == "FAILED"] == ([name] if name else [])
     if tool := shutil.which("sha256sum"):
         command = [tool, "--check", "--quiet", rows.SUMS]
-        told = subprocess.run(command, cwd=finished, capture_output=True, text=True)
-        assert told.returncode == bool(name) and (not name or f"{name}: FAILED" in told.stdout)
+        done = subprocess.run(command, cwd=finished, capture_output=True, text=True)
+        assert done.returncode == bool(name) and (not name or f"{name}: FAILED" in done.stdout)

@@ -1,4 +1,4 @@
-"""What anybody leaves in a run folder outlasts the machine, before anything is trained."""
+"""All files of a run folder outlast the machine, even before training."""
 
 import threading
 
@@ -15,22 +15,22 @@ run.log("gradients", {"event": "check", "error": 0.25})
 """
 
 
-def test_a_drive_that_takes_nothing_is_told_and_gets_a_finished_run_by_the_same_command(both):
+def test_a_failing_drive_is_reported_and_gets_the_run_by_the_same_command(both):
     (both / "drive" / "runs").write_text("no folder can be made here")
     done = forked.python(SCRIPT)
     assert "not be mirrored completely" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     run = runs.open_run("runs/one")
     assert run.rows("gradients") == [{"event": "check", "error": 0.25}]
-    workspace.write_json(run.folder / "result.json", {"told": 1})
+    workspace.write_json(run.folder / "result.json", {"nets": 1})
     with pytest.raises(OSError, match="could not be mirrored completely"):
         runs.chain.finished(run)
     (both / "drive" / "runs").unlink()
-    assert runs.chain.finished(run) == {"told": 1}
+    assert runs.chain.finished(run) == {"nets": 1}
     assert (both / "drive" / "runs" / "one" / "result.json").exists()
 
 
-def test_a_run_that_is_worked_on_in_drives_own_copy(both, monkeypatch):
-    """A Mac opens it there; a new machine goes on with what it did, and the first is told."""
+def test_a_run_that_is_continued_in_drives_copy(both, monkeypatch):
+    """A Mac opens it there; a new machine continues from that, and the first gets an error."""
     done = forked.python(SCRIPT)
     assert (done.returncode, done.stderr) == (0, "")
     monkeypatch.delenv("QNNKIT_LOCAL")
@@ -39,4 +39,4 @@ def test_a_run_that_is_worked_on_in_drives_own_copy(both, monkeypatch):
     with pytest.warns(UserWarning, match="was moved to"):
         assert [row["error"] for row in runs.open_run("runs/one").rows("gradients")] == [0.25, 0.5]
     threads = [thread.name for thread in threading.enumerate()]
-    assert not any("mirror" in name for name in threads), "reading takes it from nobody"
+    assert not any("mirror" in name for name in threads), "reading takes no run over"

@@ -1,4 +1,4 @@
-"""How a run begins: the commit, which says whether it was changed; nothing names a person or a host."""
+"""The origin of a run: the commit and whether it has changes; no user or host name."""
 
 import json
 import platform
@@ -14,18 +14,18 @@ def git(folder, *words):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_where_a_run_begins_and_whether_the_checkout_was_changed(tmp_path, monkeypatch):
+def test_the_origin_has_the_commit_and_says_if_the_checkout_was_changed(tmp_path, monkeypatch):
     file = tmp_path / "checkout" / "package" / "__init__.py"
     file.parent.mkdir(parents=True)
     file.write_text("one = 1\n")
     monkeypatch.setattr(opening.qnnkit, "__file__", str(file))
 
     def seen():
-        found = opening.origin()
-        assert found["machine"]["versions"]["torch"] == metadata.version("torch")
-        assert found["machine"]["memory_bytes"] > 0
-        assert not platform.node() or f'"{platform.node()}' not in json.dumps(found, allow_nan=False)
-        return found["commit"]
+        origin = opening.origin()
+        assert origin["machine"]["versions"]["torch"] == metadata.version("torch")
+        assert origin["machine"]["memory_bytes"] > 0
+        assert not platform.node() or f'"{platform.node()}' not in json.dumps(origin, allow_nan=False)
+        return origin["commit"]
 
     git(tmp_path, "init", "-q")
     assert seen() is None, "another project's checkout"

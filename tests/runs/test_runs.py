@@ -1,4 +1,4 @@
-"""qnnkit.runs: a folder holds one experiment; notebooks are launched strictly; nets are trained once."""
+"""qnnkit.runs: a folder holds one experiment, notebooks launch with checked parameters, nets train once."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ def tiny(pictures, tmp_path):
 
 @pytest.fixture(scope="module")
 def once(pictures, tmp_path_factory):
-    """A tiny run of so many epochs that nothing has stopped, trained once: `once(2)`."""
+    """An uninterrupted tiny run of a number of epochs, trained once: `once(2)`."""
 
     @functools.cache
     def of(epochs):
@@ -48,9 +48,9 @@ def once(pictures, tmp_path_factory):
 
 
 def files(folder):
-    """Content of every file below `folder`, but for locks."""
-    found = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    """Path -> content of every file below `folder`, except locks."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 # --- opening -----------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ DIFFERENCES = {
 }
 
 
-def test_a_begun_run_opens_again_and_another_experiment_is_refused(tiny):
+def test_a_begun_run_reopens_and_another_experiment_raises_an_error(tiny):
     run, usual = tiny(), {"recipe": "folder_quanv"}
     content = files(run.folder)
     assert set(content) == {"config.json", "provenance.json", "recipe.py"}
@@ -75,8 +75,8 @@ def test_a_begun_run_opens_again_and_another_experiment_is_refused(tiny):
     assert files(run.folder) == content
 
 
-def test_placement_may_differ_and_what_was_asked_for_last_is_kept(tiny, tmp_path):
-    """So a kernel, which reads config.json, computes where its chain was told to."""
+def test_placement_may_differ_and_the_latest_request_is_kept(tiny, tmp_path):
+    """So a kernel, which reads config.json, computes where its chain should."""
     run = tiny(backend="default.qubit", threads=2)
     given = {"device": "cpu", "save_every_steps": 7, "threads": 1, "trackers": ["mlflow"], "backend": "auto"}
     again = runs.open_run(run.folder, **given)
@@ -85,39 +85,39 @@ def test_placement_may_differ_and_what_was_asked_for_last_is_kept(tiny, tmp_path
     assert runs.open_run(run.folder, **given).config == again.config and files(run.folder) == content
     assert again.made_of() == run.made_of() and tiny("another").config.save_every_steps is None
     rows = run.folder / "SHA256SUMS"
-    rows.write_text(f"{'0' * 64}  config.json\n")  # as a finished run has it
+    rows.write_text(f"{'0' * 64}  config.json\n")  # as in a finished run
     runs.open_run(run.folder, min_accuracy=0.5)
     assert workspace.read_json(run.folder / "config.json")["min_accuracy"] == 0.5
     assert runs.rows.read_hashes(run.folder) == {"config.json": hash_of(run.folder / "config.json")}
 
 
-def test_the_data_may_lie_elsewhere_but_must_be_the_same(tiny, pictures, tmp_path):
-    here, there = (shutil.copytree(pictures, tmp_path / name) for name in ("here", "there"))
-    run = tiny(data_dir=str(here), epochs=1)
+def test_the_data_may_move_but_must_be_the_same(tiny, pictures, tmp_path):
+    first, second = (shutil.copytree(pictures, tmp_path / name) for name in ("here", "there"))
+    run = tiny(data_dir=str(first), epochs=1)
     runs.train_all(run)
-    moved = runs.open_run(run.folder, "folder_quanv", data_dir=str(there), epochs=2)
-    assert moved.config.data_dir == str(there) == runs.open_run(run.folder).config.data_dir
+    moved = runs.open_run(run.folder, "folder_quanv", data_dir=str(second), epochs=2)
+    assert moved.config.data_dir == str(second) == runs.open_run(run.folder).config.data_dir
     assert len(runs.train_all(moved)) == 2
-    (here / "above" / "0.png").unlink()
+    (first / "above" / "0.png").unlink()
     with pytest.raises(ValueError, match="was trained on other data than"):
-        runs.open_run(run.folder, "folder_quanv", data_dir=str(here))
+        runs.open_run(run.folder, "folder_quanv", data_dir=str(first))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
-def test_a_run_of_elsewhere_may_be_looked_at_but_not_be_placed_on_what_is_not_here(tiny):
+def test_a_run_of_another_machine_opens_but_not_on_missing_devices(tiny):
     run = tiny()
-    kept = workspace.read_json(run.folder / "config.json") | {"device": "cuda"}
-    workspace.write_json(run.folder / "config.json", kept)
+    stored = workspace.read_json(run.folder / "config.json") | {"device": "cuda"}
+    workspace.write_json(run.folder / "config.json", stored)
     assert runs.open_run(run.folder).config == run.config.override(device="cuda")
-    for given in ({"device": "cuda"}, {"backend": "lightning.qbit"}):
-        with refused(*given):
-            runs.open_run(run.folder, **given)
+    for place in ({"device": "cuda"}, {"backend": "lightning.qbit"}):
+        with refused(*place):
+            runs.open_run(run.folder, **place)
 
 
 @pytest.mark.parametrize(
     ("recipe", "settings", "argument"),
     [
-        ("digits_quanv", {"controls": ["classical_trained"]}, "control"),  # of circuits that are not trained
+        ("digits_quanv", {"controls": ["classical_trained"]}, "control"),  # for circuits that are not trained
         ("cnn", {"dataset": "digits", "controls": ["classical"]}, "control"),
         ("digits_quanv", {"net_settings": ["clasicl.learning_rate=0.5"]}, "net in net_settings"),
         ("digits_quanv", {"backend": "lightning"}, "backend"),
@@ -127,20 +127,20 @@ def test_a_run_of_elsewhere_may_be_looked_at_but_not_be_placed_on_what_is_not_he
         ("digits_quanv", {"trackers": ["tensorbord"]}, "tracker"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, recipe, settings, argument):
+def test_impossible_settings_raise_an_error_before_anything_is_written(tmp_path, recipe, settings, argument):
     with refused(argument, (ValueError, OSError)):
         runs.open_run(tmp_path / "run", recipe, **settings)
     assert list(tmp_path.iterdir()) == []
 
 
-OLD = '{"recipe": "digits_quanv", "data": {}, "training": {}}'  # of a version before recipes were files
+OLD = '{"recipe": "digits_quanv", "data": {}, "training": {}}'  # from a version before recipes were files
 DAMAGED = [("result.json", "{"), ("provenance.json", "{"), ("config.json", "{"), ("config.json", "[]")]
 DAMAGED += [("provenance.json", '{"nets": 3}'), ("result.json", "[]"), ("config.json", OLD)]
 DAMAGED += [("config.json", '{"recipe_digest": "0", "recipe": "x", "epochs": 0}')]
 
 
 @pytest.mark.parametrize(("name", "content"), DAMAGED)
-def test_a_damaged_file_of_a_run_is_named_and_stays(tiny, name, content):
+def test_a_damaged_file_of_a_run_is_named_and_kept(tiny, name, content):
     path = tiny().folder / name
     path.write_text(content)
     with pytest.raises(ValueError, match=rf"ile `{path}` (is damaged|cannot be used: .)"):
@@ -149,7 +149,7 @@ def test_a_damaged_file_of_a_run_is_named_and_stays(tiny, name, content):
     assert path.read_text() == content
 
 
-def test_a_begin_that_was_cut_short_begins_again(tiny):
+def test_an_interrupted_begin_starts_again(tiny):
     run = tiny()
     (run.folder / "config.json").unlink()  # a kill after provenance.json, before config.json
     assert tiny().config == run.config
@@ -159,7 +159,7 @@ def test_a_begin_that_was_cut_short_begins_again(tiny):
 
 
 def outcome(run):
-    """All numbers of a run but its times and memory, see `torture.outcome`, and its gradients."""
+    """All numbers of a run except times and memory, see `torture.outcome`, and its gradients."""
     return torture.outcome(run.folder), [t.rows for t in gradients.read(run.folder).trainings.values()]
 
 
@@ -174,7 +174,7 @@ def test_every_net_is_trained_once(tiny):
     assert trained == [(*pair, epoch) for pair in pairs for epoch in (1, 2)]
     for row in finals:
         assert 0 <= row["test_accuracy"] <= 1 and row["test_loss"] > 0 and row["best_epoch"] in (1, 2)
-    assert finals[0]["test_loss"] != finals[2]["test_loss"], "each seed has its own first weights"
+    assert finals[0]["test_loss"] != finals[2]["test_loss"], "each seed has its own initial weights"
     words = r"hybrid +seed 0  epoch +1/2  loss \d\.\d{3}  validation accuracy \d+\.\d %  \d\.\d\d s"
     assert re.fullmatch(words, runs.epoch_line(run, epochs[0]))
     content = files(run.folder)["metrics.jsonl"]
@@ -183,7 +183,7 @@ def test_every_net_is_trained_once(tiny):
     assert run.provenance["data"] == run.splits.fingerprint() and run.provenance["device"] == "cpu"
 
 
-def test_a_notebook_that_is_stopped_shows_one_sentence(capsys):
+def test_a_stopped_notebook_shows_one_sentence(capsys):
     from IPython.core.interactiveshell import InteractiveShell
 
     sentence = "Stopped in net hybrid, seed 0, epoch 2 of 3. Run this again to continue from here."
@@ -193,8 +193,8 @@ def test_a_notebook_that_is_stopped_shows_one_sentence(capsys):
     assert (shown.out + shown.err).strip() == sentence
 
 
-def test_stopped_and_moved_it_ends_in_the_same_numbers(pictures, once, tmp_path, monkeypatch):
-    """In the first net, between the first two and in the second; each time in another place."""
+def test_a_stopped_and_moved_run_ends_with_the_same_numbers(pictures, once, tmp_path, monkeypatch):
+    """Stopped in the first net, between the first two and in the second; moved each time."""
     shutil.copytree(pictures, tmp_path / "0" / "my images")
     for place, (event, net, epoch) in enumerate(
         (("epoch", "hybrid", 2), ("test", "hybrid", None), ("epoch", "classical", 3), ("", "", None))
@@ -202,7 +202,7 @@ def test_stopped_and_moved_it_ends_in_the_same_numbers(pictures, once, tmp_path,
 
         def stop(row, at=(event, net, epoch)):
             if (row["event"], row["net"], row.get("epoch")) == at:
-                raise ZeroDivisionError  # nothing is saved any more
+                raise ZeroDivisionError  # from here on nothing is saved
 
         home = tmp_path / str(place)
         monkeypatch.setenv("QNNKIT_HOME", str(home))
@@ -217,7 +217,7 @@ def test_stopped_and_moved_it_ends_in_the_same_numbers(pictures, once, tmp_path,
 # --- more epochs, and two at once --------------------------------------------------------------------------
 
 
-def test_more_epochs_go_on_where_the_fewer_ended(once, tmp_path):
+def test_more_epochs_continue_where_fewer_ended(once, tmp_path):
     run = runs.open_run(shutil.copytree(once(2).folder, tmp_path / "run"))
     (run.folder / "model").mkdir()
     for name in (concluded := ["model/about.json", "report.html", "result.json"]):
@@ -229,35 +229,35 @@ def test_more_epochs_go_on_where_the_fewer_ended(once, tmp_path):
     assert more.config == run.config.override(epochs=4) == runs.open_run(run.folder).config
     gone = before.keys() - files(run.folder).keys()
     assert gone == {*concluded, *(f"notebooks/{name}.ipynb" for name in runs.NOTEBOOKS[3:])}
-    kept = {re.sub(r"(?<=^model)|(?=\.\w+$)", ".epochs-2", name, count=1) for name in gone}
-    assert kept == files(run.folder).keys() - before.keys()
+    moved = {re.sub(r"(?<=^model)|(?=\.\w+$)", ".epochs-2", name, count=1) for name in gone}
+    assert moved == files(run.folder).keys() - before.keys()
     assert (more.provenance["extended"][0]["from"], more.provenance["extended"][0]["to"]) == (2, 4)
     assert len(runs.frame(run)) == 2
-    assert len(runs.frame(more)) == 0, "what was tested after fewer does not count"
+    assert len(runs.frame(more)) == 0, "a test after fewer epochs does not count"
     assert runs.state.of_run(run.folder).state == "stopped"
     epochs = []
     assert len(runs.train_all(more, on_row=each_epoch(epochs.append))) == 2
     assert [row["epoch"] for row in epochs] == [3, 4, 3, 4] and len(runs.frame(more, "epoch")) == 8
 
 
-def test_two_that_begin_a_run_at_once_agree_on_one(tiny, monkeypatch):
+def test_two_processes_that_begin_a_run_at_once_agree(tiny, monkeypatch):
     usable, first = opening.require_usable, []
 
     def slow(run):
         usable(run)
         if not first:
             first.append(run)
-            tiny(learning_rate=0.5)  # another process is quicker
+            tiny(learning_rate=0.5)  # another process is faster
 
     monkeypatch.setattr(opening, "require_usable", slow)
     with pytest.raises(ValueError, match=r"learning_rate: 0\.5 in the folder, 0\.1 now"):
         tiny(learning_rate=0.1)
 
 
-def test_a_second_process_is_refused_until_the_first_is_dead(tiny, monkeypatch):
+def test_a_second_process_is_refused_until_the_first_has_ended(tiny, monkeypatch):
     monkeypatch.setattr(alone.__wrapped__, "__defaults__", (0.2,))
     run = tiny()
-    with forked.holding(run.folder, "train"):  # killed in the end, as where memory runs out: nobody tidies up
+    with forked.holding(run.folder, "train"):  # killed at the end, as when memory runs out: no clean-up
         content = files(run.folder)
         with pytest.raises(BlockingIOError, match=r"is in use by another process.*same command again"):
             runs.train_all(run)
@@ -283,7 +283,7 @@ flag: bool = False  # whether
 
 @pytest.fixture
 def notebook(tmp_path):
-    """Writes a notebook with PARAMETERS and the given cells."""
+    """A function that writes a notebook with PARAMETERS and the given cells."""
 
     def write(*cells):
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -300,7 +300,7 @@ FINE = {"rate": 1, "size": 2}, {"rate": None, "name": "", "flag": True}
 WRONG = {"count": 2.5}, {"count": True}, {"size": None}, {"rate": True}, {"name": 0.5}, {"flag": 1}
 
 
-def test_parameters_have_names_and_types_that_the_notebook_declares(notebook):
+def test_parameters_must_have_names_and_types_that_the_notebook_declares(notebook):
     for each in FINE:
         chain.check_parameters(notebook(), each)
     for each in WRONG:
@@ -310,36 +310,34 @@ def test_parameters_have_names_and_types_that_the_notebook_declares(notebook):
         chain.check_parameters(notebook(), {"cuont": 5})
 
 
-def test_a_launch_that_succeeds(notebook, tmp_path, monkeypatch):
-    """Parameters arrive, the kernel has the launch's folder, and sockets that no other has."""
+def test_a_successful_launch(notebook, tmp_path, monkeypatch):
+    """The kernel gets the parameters, the folder of the launch and its own sockets."""
     monkeypatch.chdir(workspace.make_folder(tmp_path / "here"))
     source = notebook(
         "import json, ipykernel.connect as kernel\nip = json.loads(kernel.get_connection_info())['ip']",
-        "open('told.json', 'w').write(json.dumps([count, rate, name, ip]))",
+        "open('got.json', 'w').write(json.dumps([count, rate, name, ip]))",
     )
     before, environment = source.read_bytes(), dict(os.environ)
     output = workspace.make_folder(tmp_path / "out") / "copy.ipynb"
     output.with_suffix(".failed.ipynb").write_text("of an earlier try")
     assert runs.launch(source, output, {"count": 5, "rate": 0.5}) == output
-    *told, ip = json.loads(Path("told.json").read_text())
-    # Jupyter's own sockets lie in the current folder, where two at once take the same.
-    assert told == [5, 0.5, "a"] and Path(ip).is_absolute() and not Path(ip).parent.exists()
+    *values, ip = json.loads(Path("got.json").read_text())
+    # Jupyter's default sockets are in the current folder, where two kernels would share them.
+    assert values == [5, 0.5, "a"] and Path(ip).is_absolute() and not Path(ip).parent.exists()
     assert dict(os.environ) == environment and source.read_bytes() == before
     assert [path.name for path in output.parent.iterdir()] == ["copy.ipynb"]
     counts = [cell.execution_count for cell in nbformat.read(output, 4).cells]
     assert len(counts) == 4 and all(counts)  # the cells and the injected parameters ran
 
 
-def test_a_notebook_that_stops_and_what_is_shared_names_no_folder_of_this_machine(
-    notebook, tmp_path, monkeypatch, tiny
-):
+def test_a_stopped_notebook_and_shared_files_name_no_local_folder(notebook, tmp_path, monkeypatch, tiny):
     home = workspace.make_folder(tmp_path / "person" / "work")
     monkeypatch.setenv("QNNKIT_HOME", str(home))
     monkeypatch.setenv("HOME", str(tmp_path / "person"))
     places = f"print({str(home / 'runs' / 'a')!r}, {str(tmp_path / 'person' / 'data')!r})"
     source, failed = notebook(places, 'raise ValueError("It is wrong.")', "print(1)"), home / "a.failed.ipynb"
-    told = f"Notebook source.ipynb stopped: It is wrong. The cell and the full traceback are in {failed}."
-    with pytest.raises(runs.NotebookError, match=f"^{re.escape(told)}$"):
+    message = f"Notebook source.ipynb stopped: It is wrong. The cell and the full traceback are in {failed}."
+    with pytest.raises(runs.NotebookError, match=f"^{re.escape(message)}$"):
         runs.launch(source, home / "a.ipynb", {"name": str(home / "images")})
     assert list(home.iterdir()) == [failed]
     outputs = [out for cell in nbformat.read(failed, 4).cells for out in cell.get("outputs", [])]
@@ -354,12 +352,12 @@ def test_a_notebook_that_stops_and_what_is_shared_names_no_folder_of_this_machin
 # --- many runs as one table --------------------------------------------------------------------------------
 
 
-def test_runs_are_one_table(tiny, tmp_path):
+def test_many_runs_form_one_table(tiny, tmp_path):
     one, two = tiny("one", hidden=2, epochs=1), tiny("two", hidden=3, epochs=1)
     finals = [row for run in (one, two) for row in runs.train_all(run)]
-    one.log("metrics", next(row for row in one.rows("metrics") if row["event"] == "epoch"))  # as a kill does
-    given = [one, two.folder, tmp_path / "nothing"]  # a run is as its folder
-    table, epochs = runs.frame(given), runs.frame(given, "epoch")
+    one.log("metrics", next(row for row in one.rows("metrics") if row["event"] == "epoch"))  # as after a kill
+    folders = [one, two.folder, tmp_path / "nothing"]  # a run counts like its folder
+    table, epochs = runs.frame(folders), runs.frame(folders, "epoch")
     assert table["hidden"].tolist() == [2, 2, 3, 3] and set(table["recipe"]) == {"folder_quanv"}
     assert table["folder"].iloc[-1] == str(two.folder)
     for each, row in zip(finals, table.to_dict("records"), strict=True):
@@ -373,12 +371,12 @@ def test_runs_are_one_table(tiny, tmp_path):
     assert stored.equals(own)
 
 
-# --- single nets that train otherwise -----------------------------------------------------------------------
+# --- settings of single nets --------------------------------------------------------------------------------
 
 
-def test_settings_of_a_single_net_change_that_net_alone(tiny, once):
-    given = {"other": {"net_settings": ("classical.learning_rate=0.5",)}, "alone": {"learning_rate": 0.5}}
+def test_settings_of_a_single_net_change_only_that_net(tiny, once):
+    cases = {"other": {"net_settings": ("classical.learning_rate=0.5",)}, "alone": {"learning_rate": 0.5}}
     plain = runs.frame(once(2))["test_loss"]
-    finals = (runs.train_all(tiny(name, **own)) for name, own in given.items())
+    finals = (runs.train_all(tiny(name, **options)) for name, options in cases.items())
     other, alone = ([row["test_loss"] for row in rows] for rows in finals)
     assert other[0] == plain[0] and other[1] == alone[1] != plain[1]

@@ -1,4 +1,4 @@
-"""How a training stands: rows that it writes, read from elsewhere, shown in place."""
+"""The status of a training: the rows that it writes, reading them elsewhere, and the live display."""
 
 import contextlib
 import itertools
@@ -30,7 +30,7 @@ def begun(tmp_path):
     return runs.open_run(tmp_path / "run", "digits_quanv", **SMALL)
 
 
-def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(begun):
+def test_a_training_reports_its_status_and_an_interrupted_one_keeps_its_peak(begun):
     seen = []
     assert (read(begun.folder).state, read(begun.folder).row) == ("waiting", {})
 
@@ -44,24 +44,24 @@ def test_a_training_tells_how_it_stands_and_an_interrupted_one_keeps_its_peak(be
     assert (row["seed"], row["epochs"], row["steps"]) == (0, 2, math.ceil(len(begun.splits.train) / 32))
     assert 1 <= row["step"] <= row["steps"]
     assert [one.row["loss"] for one in seen] == runs.frame(begun, "epoch")["train_loss"].tolist()
-    assert [row["peak_memory"] == 10**12 for row in finals] == [True, False]  # of the same net alone
+    assert [row["peak_memory"] == 10**12 for row in finals] == [True, False]  # of the same net only
     assert 1e8 < finals[1]["peak_memory"] < 1e11
     end = read(begun.folder)
     assert (end.state, end.row["net"], end.row["epoch"]) == ("trained", "no_quantum", 2)
 
 
-# --- what is written ---------------------------------------------------------------------------------------
+# --- writing -----------------------------------------------------------------------------------------------
 
 
-def test_a_row_every_few_seconds_with_its_speed_and_a_disk_that_fails_stops_nothing(begun, monkeypatch):
+def test_a_row_with_the_speed_every_few_seconds_even_if_the_disk_fails(begun, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     fake = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9 + clock.now)
     monkeypatch.setattr(trainings, "time", fake)
 
-    def update(training, times, **given):
+    def update(training, times, **options):
         for _ in range(times):
             clock.now += 0.01
-            training._update({"samples": 32, "loss": 0.5, **given})
+            training._update({"samples": 32, "loss": 0.5, **options})
         return [row for row in begun.rows("metrics") if row["event"] == "step"]
 
     place = dict.fromkeys(("epoch", "epochs", "step", "steps", "updates"), 1)
@@ -69,7 +69,7 @@ def test_a_row_every_few_seconds_with_its_speed_and_a_disk_that_fails_stops_noth
     assert len(rows) == 20 and [row["per_second"] for row in rows[1:]] == pytest.approx([3200] * 19, rel=0.01)
     for one, other in itertools.pairwise(rows):
         assert other["time"] - one["time"] == pytest.approx(5, abs=0.02)
-    monkeypatch.setenv("WORLD_SIZE", "2")  # several processes are as fast as all of them
+    monkeypatch.setenv("WORLD_SIZE", "2")  # the speed of several processes is their sum
     other = Training(begun, "hybrid", 1, torch.device("cpu"))
     assert update(other, 1000, **place)[-1]["per_second"] == pytest.approx(6400, rel=0.01)
     (begun.folder / "metrics.jsonl").unlink()
@@ -79,13 +79,13 @@ def test_a_row_every_few_seconds_with_its_speed_and_a_disk_that_fails_stops_noth
     assert update(other, 1000, **place, loss=float("nan"))[-1]["loss"] is None
 
 
-# --- what is read ------------------------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------------------
 
 NETS = ["hybrid", "b", "c", "d", "e"]
 
 
 def planted(folder, **facts):
-    """A run of five trainings that has written these rows, and that nobody holds."""
+    """A run of five trainings that has written these rows and that no process holds."""
     (folder / ".train.lock").touch()
     workspace.write_json(folder / "config.json", {"seed": 0, "n_seeds": 1, "epochs": 12})
     workspace.write_json(folder / "provenance.json", {"nets": NETS})
@@ -99,8 +99,8 @@ def planted(folder, **facts):
     return folder
 
 
-def test_without_a_lock_its_rows_tell_and_who_looks_writes_none(tmp_path):
-    """As in a folder that was brought from Drive, or that may only be read."""
+def test_without_a_lock_the_rows_decide_and_reading_creates_no_lock(tmp_path):
+    """As in a folder from Drive, or in one that is read only."""
     for age, expected in ((0, "running"), (1e6, "stopped")):
         planted(tmp_path, time=time.time() - age)
         (tmp_path / ".train.lock").unlink()
@@ -111,13 +111,13 @@ def test_without_a_lock_its_rows_tell_and_who_looks_writes_none(tmp_path):
 
 
 @pytest.mark.parametrize("damaged", ["", "{", "[]", '{"nets": 3, "runs": 3, "state": 3}'])
-def test_a_damaged_file_is_no_state(tmp_path, damaged):
+def test_a_damaged_file_is_ignored(tmp_path, damaged):
     with refused("folder", FileNotFoundError):
         state.of_batch(tmp_path)
     for name in ("provenance.json", "failed.json"):
         (planted(tmp_path) / name).write_text(damaged)
-        found = read(tmp_path)
-        assert (found.row["net"], found.state) == ("hybrid", "stopped") and state.line(found)
+        run = read(tmp_path)
+        assert (run.row["net"], run.state) == ("hybrid", "stopped") and state.line(run)
     (tmp_path / "provenance.json").write_text('{"score": {}}')
     assert read(tmp_path).score == ACCURACY
     (tmp_path / "batch.json").write_text(damaged)
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_no_state(tmp_path, damaged):
         state.of_batch(tmp_path)
 
 
-def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(tmp_path, monkeypatch):
+def test_only_complete_rows_are_read_once_and_again_if_the_file_is_replaced(tmp_path, monkeypatch):
     path, added, parse = planted(tmp_path) / "metrics.jsonl", [], workspace.parse_lines
     monkeypatch.setattr(workspace, "parse_lines", lambda lines: added.append(lines) or parse(lines))
 
@@ -136,10 +136,10 @@ def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(
         return [row["event"] for row in files.read(tmp_path)]
 
     assert events() == events() == ["begin", "step", "step"] and len(added) == 1
-    whole = b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n'
+    line = b'{"event": "epoch", "net": "b", "seed": 0, "epoch": 1}\n'
     with path.open("ab") as file:
-        file.write(whole + b'{"event": "begin", "net": "b", ')  # a kill, or a look amid a write
-    assert events()[3:] == ["epoch"] and added[1:] == [whole]
+        file.write(line + b'{"event": "begin", "net": "b", ')  # a kill, or a read during a write
+    assert events()[3:] == ["epoch"] and added[1:] == [line]
     with path.open("ab") as file:
         file.write(
             b'"seed": 0}\n{"event\n\xff{}\n{"net": "b", "seed": 0}\n{"event": "epoch", "epoch": 1}\n{}\n'
@@ -148,27 +148,27 @@ def test_rows_are_read_once_whole_ones_alone_and_those_of_a_replaced_file_again(
         file.write(b'{"event": "test", "net": "b", "seed": 0}\n{"event": "begin", "net": {}, "seed": 0}\n')
     with pytest.warns(UserWarning, match=r"metrics.jsonl` has 2 damaged lines"):
         assert events()[4:] == ["begin"]
-    planted(tmp_path)  # as a mirror does it
+    planted(tmp_path)  # as a mirror does
     assert len(events()) == 3
 
 
-def test_a_run_that_has_failed_says_why_until_somebody_works_on_it(tmp_path):
+def test_a_failed_run_says_why_until_a_process_resumes_it(tmp_path):
     (planted(tmp_path, time=0.0) / "failed.json").write_text('{"odd": 1}')
     assert (read(tmp_path).state, read(tmp_path).error) == ("failed", None)
     state.write_failure(tmp_path, "failed", "It diverged.")
     assert (read(tmp_path).state, read(tmp_path).error) == ("failed", "It diverged.")
     for work in ("chain", "train"):
-        with forked.holding(tmp_path, work):  # validation may be long, and a process that lives goes on
+        with forked.holding(tmp_path, work):  # validation may take long, and a live process continues
             assert read(tmp_path).state == "running"
-    for result, told in (('{"nets": []}', ("finished", None)), ("{", ("failed", state.DAMAGED))):
+    for result, expected in (('{"nets": []}', ("finished", None)), ("{", ("failed", state.DAMAGED))):
         (tmp_path / "result.json").write_text(result)
-        assert (read(tmp_path).state, read(tmp_path).error) == told
+        assert (read(tmp_path).state, read(tmp_path).error) == expected
 
 
-# --- what is shown -----------------------------------------------------------------------------------------
+# --- display -----------------------------------------------------------------------------------------------
 
 
-def test_a_line_of_words(tmp_path):
+def test_the_status_line(tmp_path):
     with lock.alone(tmp_path, "train"):
         assert state.line(read(planted(tmp_path))) == (
             f"{tmp_path.name}  running  hybrid, seed 0  epoch 3/12, step 20/34  loss 0.5123  "
@@ -178,14 +178,14 @@ def test_a_line_of_words(tmp_path):
 
 
 def batch_of(folder, *names):
-    """Lists runs in the file of a batch; their folders."""
+    """Lists runs in the file of a batch; returns their folders."""
     listed = [{"id": name, "folder": f"runs/{name}", "settings": {}} for name in names]
     workspace.write_json(folder / "batch.json", {"name": "b", "recipe": "r", "runs": listed})
     return [workspace.make_folder(folder / "runs" / name) for name in names]
 
 
-def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_path, monkeypatch):
-    """Each line is said once, also of runs that a sampler proposes; what has not begun is none."""
+def test_a_batch_is_watched_until_no_run_is_active_or_planned(tmp_path, monkeypatch):
+    """Each line is printed once, also for runs that a sampler proposes; waiting runs have no line."""
     monkeypatch.setattr(state, "EVERY", 0.01)
     places, session, said = batch_of(tmp_path, "1", "2"), tmp_path / "session.json", []
     planted(places[0], net="net of 1")
@@ -202,10 +202,10 @@ def test_a_batch_is_watched_until_nothing_runs_and_nothing_more_is_planned(tmp_p
             state.write_failure(places[2], "failed", "Odd.")
             stack.enter_context(lock.alone(planted(places[1]), "train"))
             session.unlink()
-        elif "running" in sentence:  # which nothing but its lock says
+        elif "running" in sentence:  # only its lock shows it
             stack.close()
 
     with contextlib.ExitStack() as stack:
-        found = runs.watch(tmp_path, echo)
-    assert [run.state for run in found] == ["finished", "stopped", "failed"]
+        states = runs.watch(tmp_path, echo)
+    assert [run.state for run in states] == ["finished", "stopped", "failed"]
     assert len(said) == 5 == len({*said})

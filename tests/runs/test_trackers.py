@@ -1,4 +1,4 @@
-"""qnnkit.runs.trainings.tracked: rows arrive in trackers; one that is down costs training nothing."""
+"""qnnkit.runs.trainings.tracked: rows reach the trackers, and a tracker that is down never harms training."""
 
 import re
 import threading
@@ -13,41 +13,41 @@ from qnnkit.runs import trainings
 from tests.same import raises
 from tests.toys import TINY
 
-AT_ONCE = 5.0  # seconds: what an end may take, at most, on a busy machine; a wait takes longer
+AT_ONCE = 5.0  # seconds: the longest normal end on a busy machine; a wait takes longer
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of others
 
 
 @pytest.fixture
 def begin(home, monkeypatch, pictures):
-    """Begins a run in a workspace of its own: `begin("name", "tracker", ...)`."""
-    monkeypatch.setattr(trainings, "END", 60.0)  # a busy machine decides nothing
+    """Begins a run in a new workspace: `begin("name", "tracker", ...)`."""
+    monkeypatch.setattr(trainings, "END", 60.0)  # a busy machine changes no result
 
     def begin(name, *trackers):
-        given = {**TINY, "data_dir": str(pictures), "trackers": trackers}
-        return runs.open_run(f"runs/{name}", "folder_quanv", **given)
+        settings = {**TINY, "data_dir": str(pictures), "trackers": trackers}
+        return runs.open_run(f"runs/{name}", "folder_quanv", **settings)
 
     return begin
 
 
 def scalars(home):
-    """What TensorBoard reads: tag -> [(step, value)]."""
+    """What TensorBoard has read: tag -> [(step, value)]."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     [folder] = (home / "tensorboard").iterdir()
-    found = accumulator.EventAccumulator(str(folder)).Reload()
-    tags = found.Tags()["scalars"]
-    return {tag: [(event.step, round(event.value, 4)) for event in found.Scalars(tag)] for tag in tags}
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, round(event.value, 4)) for event in events.Scalars(tag)] for tag in tags}
 
 
 def test_a_run_is_tracked_in_the_workspace(begin, tmp_path):
-    """Net after net, each with an Accelerator of its own; nothing of a tracker lies in the run folder."""
+    """Net after net, each with its own Accelerator; the run folder has no files of a tracker."""
     run, before = begin("tracked", "tensorboard"), dict(PartialState._shared_state)
     runs.train_all(run)
-    assert dict(PartialState._shared_state) == before, "the next net may compute elsewhere"
-    found, rows = scalars(tmp_path), runs.frame(run, "epoch")
-    kept = [value for net in run.nets for _, value in found[f"{net}/seed0/train_loss"]]
-    assert kept == pytest.approx(rows["train_loss"].tolist(), abs=1e-4)
-    assert [step for step, _ in found["classical/seed0/train_loss"]] == rows["updates"].tolist()[2:]
-    assert not [tag for tag in found if tag.endswith(("/net", "/event", "/device"))], "numbers alone"
+    assert dict(PartialState._shared_state) == before, "the next net may use another device"
+    curves, rows = scalars(tmp_path), runs.frame(run, "epoch")
+    losses = [value for net in run.nets for _, value in curves[f"{net}/seed0/train_loss"]]
+    assert losses == pytest.approx(rows["train_loss"].tolist(), abs=1e-4)
+    assert [step for step, _ in curves["classical/seed0/train_loss"]] == rows["updates"].tolist()[2:]
+    assert not [tag for tag in curves if tag.endswith(("/net", "/event", "/device"))], "only numbers"
     assert not list(run.folder.rglob("*tfevents*"))
 
 
@@ -61,7 +61,7 @@ WRONG = {
 
 @pytest.mark.parametrize("method", ["start", "log", "finish"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_tracker_that_is_down_is_one_sentence_and_harms_nobody(begin, monkeypatch, capsys, wrong, method):
+def test_a_tracker_that_is_down_gives_one_sentence_and_no_harm(begin, monkeypatch, capsys, wrong, method):
     act, why = WRONG[wrong]
     made = {"__init__": lambda self, project: None, "name": "own", "tracker": None, method: act}
     kind = type("Own", (tracking.GeneralTracker,), {**made, "requires_logging_directory": False})
@@ -72,7 +72,7 @@ def test_a_tracker_that_is_down_is_one_sentence_and_harms_nobody(begin, monkeypa
         run.log("metrics", {"event": "epoch", "net": "classical", "seed": 0, "epoch": 1})
         start = time.perf_counter()
     assert time.perf_counter() - start < AT_ONCE
-    over.set()  # a thread that hangs ends
+    over.set()  # the hanging thread ends
     over.clear()
     [said] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Tracker")]
     assert re.match(rf"Tracker `own` is disabled: .*{why}.*\. Training continues, and ", said)

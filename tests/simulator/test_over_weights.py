@@ -1,4 +1,4 @@
-"""A batch in which every row has weights of its own, against `default.qubit` row by row."""
+"""A batch in which every row has its own weights, compared with `default.qubit` row by row."""
 
 import itertools
 import math
@@ -17,15 +17,15 @@ ROWS = 3
 
 def row_by_row(qnode, rows):
     """Values of `default.qubit`, of shape (batch, n_outputs)."""
-    found = []
+    outputs = []
     for i in range(ROWS):
         values = qnode(**{name: each[i] for name, each in rows.items()})
-        found.append(torch.stack(list(values)) if isinstance(values, list | tuple) else values)
-    return torch.stack(found)
+        outputs.append(torch.stack(list(values)) if isinstance(values, list | tuple) else values)
+    return torch.stack(outputs)
 
 
 def check(qnode, shapes, n_features):
-    """Values, and gradients by inputs and weights, of a mixture of all outputs."""
+    """Compares values, and gradients of a mixture of all outputs with respect to inputs and weights."""
     named = ({"inputs": (n_features,)} if n_features else {}) | shapes
     rows = {
         name: uniform(ROWS, *shape, seed=i, top=2 * math.pi, dtype=torch.float64).requires_grad_()
@@ -33,14 +33,14 @@ def check(qnode, shapes, n_features):
     }
     inputs = rows.get("inputs", torch.zeros(0, dtype=torch.float64))
     ours = OverWeights(qnode, shapes, n_features)(inputs, {name: rows[name] for name in shapes})
-    found = [(each, *mixed_gradients(each, [*rows.values()])) for each in (ours, row_by_row(qnode, rows))]
-    same(*found, FLOAT64)
-    assert all(each.abs().max() > 1e-3 for each in found[0]), "there was something to compare"
+    both = [(each, *mixed_gradients(each, [*rows.values()])) for each in (ours, row_by_row(qnode, rows))]
+    same(*both, FLOAT64)
+    assert all(each.abs().max() > 1e-3 for each in both[0]), "all outputs are zero"
 
 
 @pytest.mark.parametrize(
     ("ansatz", "embedding", "n_qubits"),
-    [*itertools.product(circuits.ANSAETZE, ["angle"], [2, 7])]  # in one matrix, and in blocks
+    [*itertools.product(circuits.ANSAETZE, ["angle"], [2, 7])]  # as one matrix, and in blocks
     + [("hardware_efficient", embedding, 3) for embedding in ("amplitude", "iqp")],
 )
 def test_values_and_gradients_of_every_circuit(ansatz, embedding, n_qubits):

@@ -1,7 +1,7 @@
 """The batched simulator against `default.qubit`: random circuits over every gate, template and measurement.
 
-Every value and every gradient of a circuit is compared, in float64 (gradients by hand, and by autograd in
-plain torch) and in float32. What a circuit may hold stands in the tables; the draws are always the same ones.
+Every value and gradient of a circuit is compared, in float64 (gradients by hand, and by autograd in plain
+torch) and in float32. The tables list what a circuit may contain; the draws are always the same.
 """
 
 import os
@@ -21,7 +21,7 @@ from qnnkit.simulator import fused
 from tests.toys import mixed_gradients, mixture
 
 FLOAT32, FLOAT64 = 1e-5, 1e-10
-"""Largest errors allowed of values, and of gradients relative to the largest if that exceeds 1."""
+"""Largest allowed errors of values, and of gradients relative to the largest if it exceeds 1."""
 N_WEIGHTS, N_FEATURES = 4, 3
 
 # --- gates --------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def plain(name: str) -> Callable[..., Any]:
     return lambda v, w, s: getattr(qp, name)(*v, wires=w)
 
 
-# (angles, wires, seed) -> the gate, with what else it needs drawn from the seed
+# (angles, wires, seed) -> the gate, with other arguments drawn from the seed
 CONSTRUCTED: dict[str, tuple[int, int, Callable[..., Any]]] = {
     "GlobalPhase of all": (1, 1, lambda v, w, s: qp.GlobalPhase(v[0])),
     "GlobalPhase of 5": (5, 1, lambda v, w, s: qp.GlobalPhase(v[0], wires=w)),
@@ -93,17 +93,17 @@ GATES = {
 GATES |= CONSTRUCTED
 """Name -> number of wires, number of angles, and the gate itself."""
 NEVER_CONTROLLED = {"U2", "U3", "Rot", "CRot", "PCPhase 3", "evolution", "Barrier", "OrbitalRotation"}
-"""Gates whose controlled forms PennyLane takes apart only with numbers at hand."""
+"""Gates whose controlled forms PennyLane decomposes only for numeric angles."""
 
 
 def shaped(values: Sequence[Any], shape: tuple[int, ...]) -> Tensor:
-    """Angles of a template from a few weights, each of them used more than once."""
+    """Angles of a template from a few weights, each of which is used more than once."""
     flat = [values[i % len(values)] * (1 + 0.1 * i) for i in range(int(np.prod(shape)))]
     return torch.stack(flat).reshape(shape)
 
 
 def repeated(inputs: Tensor, n: int) -> Tensor:
-    """A feature for each wire, the last of them on several."""
+    """One feature per wire; the last feature is used on several wires."""
     return torch.stack([inputs[..., min(i, N_FEATURES - 1)] for i in range(n)], dim=-1)
 
 
@@ -131,7 +131,7 @@ def amplitudes(inputs: Tensor, wires: Sequence[int], **options: Any) -> None:
     qp.AmplitudeEmbedding(inputs, wires=wires, normalize=True, **options)
 
 
-# (inputs, weights, wires, seed) -> a first state, and what else reads the inputs
+# (inputs, weights, wires, seed) -> an initial state, and other gates that read the inputs
 FIRST: dict[str, Callable[..., Any]] = {
     "all": lambda x, v, w, s: amplitudes(torch.cat([x] * 43, -1)[..., : 2 ** len(w)], w),
     "padded": lambda x, v, w, s: amplitudes(x, w, pad_with=0.5),
@@ -143,15 +143,15 @@ FIRST: dict[str, Callable[..., Any]] = {
 
 
 class Gate(NamedTuple):
-    """A gate of a circuit, a template or a first state."""
+    """A gate of a circuit, a template or an initial state."""
 
     name: str
     wires: tuple[int, ...]
     sources: tuple[tuple[str, int], ...] = ()
-    """Of its angles: (kind, number)."""
+    """Sources of its angles: (kind, number)."""
     seed: int = 0
     wraps: tuple[str, ...] = ()
-    """What is done to it, the last first."""
+    """Operations that wrap it, last one first."""
 
 
 # (inputs, weights, number) -> an angle
@@ -164,7 +164,7 @@ ANGLES: dict[str, Callable[[Tensor, Tensor, int], Any]] = {
     "function": lambda x, v, i: torch.tanh(v[i]) * v[i - 1] + v.mean(),
     "features": lambda x, v, i: (1.5 - x[..., 0]) * (1.5 - x[..., 1]),
     "clamped": lambda x, v, i: x[..., i % N_FEATURES].clamp(max=1.2),  # looks linear for small inputs
-    "folded": lambda x, v, i: torch.asin(torch.sin(x[..., i % N_FEATURES])),  # the identity, for small ones
+    "folded": lambda x, v, i: torch.asin(torch.sin(x[..., i % N_FEATURES])),  # the identity for small inputs
     "turned": lambda x, v, i: torch.remainder(v[i] + 3, 5),  # looks linear for small weights
     "number": lambda x, v, i: 0.4 * i - 0.6,
 }
@@ -206,7 +206,7 @@ OTHERS = {
     "sum": lambda w, s: qp.expval(0.3 * qp.X(w[0]) + 2 * observable(w, s) - 0.5 * qp.Identity(w[0])),
     "Hermitian 1": lambda w, s: qp.expval(qp.Hermitian(hermitian(1, s), wires=w[0])),
     "Hermitian 2": lambda w, s: qp.expval(qp.Hermitian(hermitian(len(w[:2]), s), wires=w[:2])),
-    "Hermitian beside Z": lambda w, s: qp.expval(
+    "Hermitian and a Z": lambda w, s: qp.expval(
         qp.prod(qp.Hermitian(hermitian(1, s), wires=w[0]), *map(qp.Z, w[1:2]))
     ),
     "var": lambda w, s: qp.var(qp.X(w[0]) + 0.5 * observable(w, s)),
@@ -228,7 +228,7 @@ class Circuit(NamedTuple):
     n_wires: int
     gates: list[Gate]
     measurements: list[tuple[str, tuple[int, ...], int]]
-    """(kind, wires, seed); a single one is returned without a list."""
+    """(kind, wires, seed); the QNode returns a single one without a list."""
     listed: bool
     batch: int | None
     """None: a single sample without a batch axis."""
@@ -238,13 +238,13 @@ class Circuit(NamedTuple):
             for gate in self.gates:
                 apply(gate, inputs, weights)
             kinds = MEASUREMENTS | {"state": lambda w, s: qp.state()}
-            found = [kinds[kind](list(wires), seed) for kind, wires, seed in self.measurements]
-            return found if self.listed else found[0]
+            values = [kinds[kind](list(wires), seed) for kind, wires, seed in self.measurements]
+            return values if self.listed else values[0]
 
         return qp.QNode(circuit, qp.device("default.qubit", wires=self.n_wires, seed=None))
 
     def arguments(self) -> tuple[Tensor, Tensor]:
-        """Inputs and weights that float32 holds exactly, as float64."""
+        """Inputs and weights in float64 that are exact in float32."""
         generator = torch.Generator().manual_seed(len(self.gates))
         shape = (N_FEATURES,) if self.batch is None else (self.batch, N_FEATURES)
         inputs = 3 * torch.rand(shape, generator=generator) - 1
@@ -275,7 +275,7 @@ def drawn(
     wraps: Sequence[tuple[str, ...]] = ((),),
     most: int = 12,
 ) -> Circuit:
-    """The same circuit for the same seed, of this many wires and at most so many gates."""
+    """A circuit that depends only on the seed, on the given wires and with at most `most` gates."""
     generator = random.Random(seed)
     n_wires, n_gates = generator.randint(*wires), generator.randint(1, most)
     gates = [drawn_gate(generator, n_wires, names, wraps) for _ in range(n_gates)]
@@ -293,18 +293,18 @@ def drawn(
 
 
 def exact(qnode: qp.QNode, inputs: Tensor, weights: Tensor, listed: bool) -> Tensor:
-    """What TorchLayer makes of a QNode, sample by sample.
+    """The outputs of TorchLayer for a QNode, sample by sample.
 
-    PennyLane's own IsingXY and PSWAP take no batches that need gradients.
+    PennyLane's IsingXY and PSWAP take no batches that need gradients.
     """
     if inputs.ndim == 2:
         return torch.stack([exact(qnode, row, weights, listed) for row in inputs])
-    values = qnode(inputs, weights)  # NumPy's where nothing depends on a tensor
+    values = qnode(inputs, weights)  # NumPy values if nothing depends on a tensor
     return torch.cat([torch.as_tensor(v).reshape(-1) for v in values]) if listed else torch.as_tensor(values)
 
 
-def with_gradients(run: Callable, *given: Tensor) -> tuple[Tensor, ...]:
-    leaves = [tensor.clone().requires_grad_() for tensor in given]
+def with_gradients(run: Callable, *args: Tensor) -> tuple[Tensor, ...]:
+    leaves = [tensor.clone().requires_grad_() for tensor in args]
     values = run(*leaves)
     return values.detach(), *mixed_gradients(values, leaves)
 
@@ -321,32 +321,32 @@ def real(values: Tensor) -> Tensor:
 
 
 def agree(circuit: Circuit, *, single: bool = True, backend: str = "batched") -> None:
-    """Compares a layer with its QNode, by hand and in float32 or by autograd; "auto": whatever runs it."""
+    """Compares a layer with its QNode, by hand and in float32 or by autograd; "auto": on any backend."""
     if qp.workflow.construct_tape(circuit.qnode())(*circuit.arguments()).batch_size is None:
-        circuit = circuit._replace(batch=None)  # no gate reads the inputs: TorchLayer refuses a batch
-    given, qnode = circuit.arguments(), circuit.qnode()
-    start = {"weights": given[1].detach().clone()}
-    layer = QuantumLayer(qnode, {"weights": tuple(given[1].shape)}, start, backend=backend)
+        circuit = circuit._replace(batch=None)  # no gate reads the inputs: TorchLayer takes no batch
+    angles, qnode = circuit.arguments(), circuit.qnode()
+    start = {"weights": angles[1].detach().clone()}
+    layer = QuantumLayer(qnode, {"weights": tuple(angles[1].shape)}, start, backend=backend)
 
     def run(inputs: Tensor, weights: Tensor) -> Tensor:
         return real(torch.func.functional_call(layer, {"weights": weights}, (inputs,)))
 
-    true = with_gradients(lambda x, w: real(exact(qnode, x, w, circuit.listed)), *given)
-    close(with_gradients(run, *given), true, FLOAT64)
+    true = with_gradients(lambda x, w: real(exact(qnode, x, w, circuit.listed)), *angles)
+    close(with_gradients(run, *angles), true, FLOAT64)
     if backend == "auto":
         return
     if single:
-        found = with_gradients(run, *(tensor.float() for tensor in given))
-        assert all(tensor.dtype == torch.float32 for tensor in found)
-        close(found, true, FLOAT32)
+        result = with_gradients(run, *(tensor.float() for tensor in angles))
+        assert all(tensor.dtype == torch.float32 for tensor in result)
+        close(result, true, FLOAT32)
     else:
-        values, pull = torch.func.vjp(run, *given)  # nothing is differentiated by hand
+        values, pull = torch.func.vjp(run, *angles)  # no gradients by hand
         close((values, *pull(mixture(values))), true, FLOAT64)
     with mock.patch.multiple(fused, SMALL_BYTES=0, chunks=lambda samples, threads: samples):  # as large ones
-        close(with_gradients(run, *given), true, FLOAT64)
+        close(with_gradients(run, *angles), true, FLOAT64)
 
 
-# --- every gate, template and measurement by itself ---------------------------------------------------
+# --- every gate, template and measurement alone -------------------------------------------------------
 
 WRAPS = [("adjoint",), ("ctrl",), ("ctrl", "adjoint"), ("adjoint", "ctrl"), ("ctrl", "ctrl")]
 LAYER = Gate("BasicEntanglerLayers", (2, 0, 1, 4, 3), seed=4)  # one layer of RY
@@ -364,15 +364,15 @@ def of_state(circuit: Circuit) -> Circuit:
 
 @pytest.mark.parametrize("name", [*GATES, *TEMPLATES])
 def test_every_gate_and_template(name: str) -> None:
-    """The whole state, phases included: with angles of the inputs, then of the weights.
+    """Compares the whole state, including phases: with angles from the inputs, then from the weights.
 
-    Wide ones in blocks of wires, the others as one matrix; random circuits mix them.
+    Wide gates run in blocks of wires, the others as one matrix; random circuits mix them.
     """
     fewest, n_angles = GATES[name][:2] if name in GATES else (5, 0)
     n_wires = 7 if fewest > 2 else 5
     on = [wire if wire < 4 else n_wires - 1 for wire in (3, 1, 4, 0, 2)]
     gates = [Gate(name, tuple(on[:fewest]), (("input", 1), ("scaled", 0), ("number", 3))[:n_angles], 3)]
-    if n_angles:  # a constant gate stands alone: two wrong signs would be right
+    if n_angles:  # a constant gate is alone: two wrong signs would cancel
         of_weights = (("weight", 1), ("weight", 1), ("function", 0))[:n_angles]
         gates.append(Gate(name, tuple(on[::-1][:fewest]), of_weights, 5))
     agree(of_state(after_a_layer(*gates, n_wires=n_wires)), single=False)
@@ -395,23 +395,23 @@ KINDS: dict[str, tuple[int, Callable[[int], Circuit]]] = {
     "wide": (110, lambda seed: drawn(seed, (7, 8), [*GATES, *TEMPLATES], [(), (), *WRAPS], most=9)),
     "states": (40, lambda seed: of_state(drawn(seed, (1, 8), [*GATES, *TEMPLATES], most=6))),
 }
-"""How many of each in `make slow`, which sets a variable; a ninth of them by default."""
+"""Kind -> how many circuits `make slow` draws (default: a ninth), and how to draw one."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_circuits(kind: str) -> None:
-    """In float32 only every other one, by autograd the others: it is the same program."""
+    """Every other circuit runs in float32, the rest by autograd, because it is the same program."""
     number, of_seed = KINDS[kind]
     for seed in range(number if os.environ.get("QNNKIT_EXAMPLES") == "all" else number // 9):
         agree(of_seed(seed), single=seed % 2 == 1)
 
 
-# --- what may run by other means ----------------------------------------------------------------------
+# --- other ways to run --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["Rot", "U2", "U3", "CRot", "OrbitalRotation", "evolution"])
 @pytest.mark.parametrize("wrap", [("ctrl",), ("ctrl", "adjoint")])
-def test_gates_that_may_have_no_fused_form(name: str, wrap: tuple[str, ...]) -> None:
+def test_gates_that_may_lack_a_fused_form(name: str, wrap: tuple[str, ...]) -> None:
     n_wires, n_angles, _ = GATES[name]
     wires = (3, 1, 4, 0, 2, 5)[: n_wires + wrap.count("ctrl")]
     sources = (("weight", 2), ("weight", 1), ("function", 0))[:n_angles]
@@ -420,7 +420,7 @@ def test_gates_that_may_have_no_fused_form(name: str, wrap: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize(("batch", "n_wires"), [(None, 3), (1, 3), (3, 3), (3, 7)])
 @pytest.mark.parametrize("name", FIRST)
-def test_every_first_state(name: str, n_wires: int, batch: int | None) -> None:
+def test_every_initial_state(name: str, n_wires: int, batch: int | None) -> None:
     gates = [Gate(each, tuple(range(n_wires)), seed=2) for each in (name, "StronglyEntanglingLayers")]
     measured = [("word", (0, n_wires - 1), 1), ("Z", (1,), 0), ("probs", (1, 0), 0)]
     agree(Circuit(n_wires, gates, measured, True, batch), backend="auto")

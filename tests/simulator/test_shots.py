@@ -1,4 +1,4 @@
-"""Training under a finite number of shots, where PennyLane has no gradient: by parameter-shift."""
+"""Training with a finite number of shots by parameter-shift, where PennyLane has no gradient."""
 
 import pennylane as qp
 import torch
@@ -7,14 +7,14 @@ from qnnkit import QuantumLayer, circuits
 from tests.toys import linear, uniform
 
 ROUNDS, COPIES, SHOTS, FAR = 300, 5, 100, 4.5
-"""Values that are averaged, how many of them a step gives, shots of each, and standard errors that no mean
+"""Number of averaged values, values per step, shots of each, and the number of standard errors that no mean
 may be away (1 in 150,000)."""
 WEIGHTS, INPUTS = torch.tensor([0.4, 1.1]), torch.tensor([[0.3, 1.2], [0.9, 0.2], [2.0, 1.4]])
 MIXTURE = torch.linspace(-1, 2, 12).reshape(3, 4)
 
 
 def gates(inputs, weights):
-    """Of one and of two frequencies, and one with a scaled angle."""
+    """Gates with one and with two frequencies, and one with a scaled angle."""
     qp.AngleEmbedding(inputs, wires=range(2))
     qp.CRX(weights[0], wires=(0, 1))
     qp.RY(2 * weights[1], wires=0)
@@ -22,7 +22,7 @@ def gates(inputs, weights):
 
 
 def several(inputs, weights):
-    """X and Z of wire 0 do not commute: each has shots of its own."""
+    """X and Z of wire 0 do not commute, so each has its own shots."""
     gates(inputs, weights)
     return qp.expval(qp.X(0)), qp.probs(wires=1), qp.expval(0.5 * qp.Z(1) + 0.2 * qp.Z(0))
 
@@ -41,7 +41,7 @@ def step(layer, mixture=MIXTURE, copies=1):
     return [values.detach(), *torch.autograd.grad((values * mixture).sum(), [inputs, layer.weights])]
 
 
-def test_values_and_gradients_are_unbiased_and_spread_as_shots_do():
+def test_values_and_gradients_are_unbiased_with_the_variance_of_shots():
     exact, layer = step(layer_of(several, None)), layer_of(several, SHOTS)
     rounds = [step(layer, MIXTURE.repeat(COPIES, 1), COPIES) for _ in range(ROUNDS // COPIES)]
     assert "100 shots" in layer.explain() and layer.backend == "batched"
@@ -49,7 +49,7 @@ def test_values_and_gradients_are_unbiased_and_spread_as_shots_do():
         each = torch.stack(drawn).view(-1, *true.shape)
         true, error = true * ROUNDS / len(each), each.std(0) / len(each) ** 0.5  # copies share the weights
         assert (error > 0).all() and ((each.mean(0) - true).abs() / error).max() < FAR
-    values = torch.stack([each[0] for each in rounds])[..., 0].view(ROUNDS, 3)  # of <X>, whose shots are +-1
+    values = torch.stack([each[0] for each in rounds])[..., 0].view(ROUNDS, 3)  # <X>, whose shots are +-1
     wanted = (1 - exact[0][:, 0] ** 2) / SHOTS
     assert torch.allclose(values.var(0), wanted, rtol=0.35)  # 4 standard errors of a variance of 300
 
@@ -66,23 +66,23 @@ def test_the_gradient_of_an_angle_has_the_variance_of_two_shifted_circuits():
     assert torch.allclose(slopes.var(0), wanted, rtol=0.35)
 
 
-def test_it_is_exact_as_shots_grow():
+def test_the_error_vanishes_as_shots_grow():
     def with_variance(inputs, weights):
         gates(inputs, weights)
         return qp.expval(qp.X(0)), qp.probs(wires=1), qp.var(qp.Z(1))
 
     exact, many = (step(layer_of(with_variance, shots)) for shots in (None, 10**7))
-    for true, found in zip(exact, many, strict=True):
-        assert torch.allclose(found, true, rtol=0, atol=0.01) and not torch.equal(found, true)
+    for true, mean in zip(exact, many, strict=True):
+        assert torch.allclose(mean, true, rtol=0, atol=0.01) and not torch.equal(mean, true)
 
 
-def test_a_generator_fixes_every_shot():
+def test_a_generator_determines_every_shot():
     first, again, other = (step(layer_of(several, SHOTS, seed)) for seed in (1, 1, 2))
     assert all(map(torch.equal, first, again)) and not any(map(torch.equal, first, other))
 
 
-def test_a_hybrid_net_has_gradients_behind_a_classical_layer():
-    """Where TorchLayer raises (see benchmarks.torchlayer); without a generator, from torch's own."""
+def test_a_circuit_after_a_classical_layer_has_gradients():
+    """TorchLayer raises an error here (see benchmarks.torchlayer). Without a generator, torch's is used."""
     layer, first, inputs = layer_of(several, SHOTS, seed=None), linear(3, 2), uniform(16, 3)
     with torch.random.fork_rng(devices=[]):
         layer(first(inputs)).sum().backward()
@@ -94,7 +94,7 @@ def embedded(inputs, weights):
     return qp.expval(qp.Z(0))
 
 
-def test_what_has_no_shifted_circuits_runs_on_its_own_device():
+def test_circuits_without_shift_rules_run_on_their_own_device():
     layer = layer_of(embedded, SHOTS)
     with torch.no_grad():
         assert len(layer(INPUTS)) == 3

@@ -1,6 +1,6 @@
-"""The batched simulator: derivatives of every order, large batches and circuits, what is not fused.
+"""The batched simulator: derivatives of every order, large batches and circuits, and unfused gates.
 
-Random circuits over every gate stand in `test_random_circuits.py`.
+`test_random_circuits.py` has random circuits over every gate.
 """
 
 import json
@@ -26,7 +26,7 @@ FLOAT64 = 1e-10
 
 
 def uploads_twice(inputs, weights):
-    """Two wires; angles of inputs, weights and both; every kind of measurement."""
+    """Two wires; angles from inputs, weights and both; every kind of measurement."""
     qp.AngleEmbedding(inputs, wires=range(2))
     qp.Rot(weights[0], weights[1], weights[0] * weights[1], wires=0)
     qp.IsingXY(inputs[..., 0] * weights[2], wires=(0, 1))
@@ -40,7 +40,7 @@ def uploads_twice(inputs, weights):
 
 
 def wide(inputs, weights):
-    """Seven wires: several blocks, swaps that bring far wires together, phases of the inputs in between."""
+    """Seven wires: several blocks, swaps that join distant wires, phases from the inputs in between."""
     qp.AngleEmbedding(inputs, wires=(0, 6))
     qp.BasicEntanglerLayers(weights[:1] * torch.ones(1, 7, dtype=weights.dtype), wires=range(7))
     qp.CRX(weights[1], wires=(6, 0))
@@ -61,7 +61,7 @@ def amplitudes_first(inputs, weights):
 
 
 def twice(inputs, weights):
-    """Every step by hand: what runs in chunks, and over NumPy."""
+    """Gradients of every step by hand: this runs in chunks, and over NumPy."""
     for _ in range(2):
         qp.AngleEmbedding(inputs, wires=range(2))
         qp.CRot(*weights, wires=(0, 1))
@@ -81,19 +81,19 @@ def layer_of(function: Callable, n_wires: int, batch: int = 2) -> tuple[QuantumL
 
 
 @pytest.mark.parametrize(("function", "n_wires"), DERIVED)
-def test_first_and_second_derivatives_are_finite_differences(function, n_wires) -> None:
+def test_first_and_second_derivatives_equal_finite_differences(function, n_wires) -> None:
     layer, inputs = layer_of(function, n_wires)
 
     def run(inputs: Tensor, weights: Tensor) -> Tensor:
         return torch.func.functional_call(layer, {"weights": weights}, (inputs,))
 
-    with torch.random.fork_rng(devices=[]):  # they draw
+    with torch.random.fork_rng(devices=[]):  # they draw random wires
         assert torch.autograd.gradcheck(run, [inputs.requires_grad_(), layer.weights])
         assert torch.autograd.gradgradcheck(run, [inputs, layer.weights])
 
 
 def cut(layer: QuantumLayer, inputs: Tensor) -> tuple:
-    """How its program, which has run, computes a batch: the way, and the parts."""
+    """How the program computes a batch, after its first run: the method, and the parts."""
     return layer.programs().last.given(inputs, layer.weights.detach())[:2]
 
 
@@ -101,22 +101,22 @@ def cut(layer: QuantumLayer, inputs: Tensor) -> tuple:
 
 
 @pytest.mark.parametrize(("function", "n_wires"), DERIVED)
-def test_large_batches_are_cut(function: Callable, n_wires: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values and gradients of parts are those of the whole, with states kept or made again."""
+def test_large_batches_are_split(function: Callable, n_wires: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients of parts equal those of the whole, with states stored or recomputed."""
     layer, inputs = layer_of(function, n_wires, 40)
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
-    whole, all_kept = measured(layer, inputs), fused.KEPT_BYTES
-    for kept, cache in ((all_kept, 1), (1, 1), (1, 2**20)):
-        monkeypatch.setattr(fused, "KEPT_BYTES", kept)
+    expected, all_kept = measured(layer, inputs), fused.KEPT_BYTES
+    for n_bytes, cache in ((all_kept, 1), (1, 1), (1, 2**20)):
+        monkeypatch.setattr(fused, "KEPT_BYTES", n_bytes)
         monkeypatch.setattr(fused, "CACHE_BYTES", cache)
         assert len(cut(layer, inputs)[1]) == (1 if cache > 1 else 3)
-        same(measured(layer, inputs), whole, FLOAT64)
+        same(measured(layer, inputs), expected, FLOAT64)
         with torch.no_grad():
-            same([layer(inputs)], whole[:1], FLOAT64)
+            same([layer(inputs)], expected[:1], FLOAT64)
 
 
 def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first part in chunks, the last, of 37 samples, whole: all as over NumPy."""
+    """The first part in chunks, the last one of 37 samples as a whole; all equal the NumPy results."""
     layer, inputs = layer_of(twice, 2, 1024 + 37)
     near = measured(layer, inputs)
     monkeypatch.setattr(fused, "SMALL_BYTES", 0)
@@ -127,14 +127,14 @@ def test_a_large_batch_runs_in_chunks_on_several_threads(monkeypatch: pytest.Mon
         same(measured(layer, inputs), near, 1e3 * FLOAT64)
 
 
-def test_numpy_takes_a_batch_in_chunks_that_one_thread_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_computes_a_batch_in_chunks_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, inputs = layer_of(twice, 2, 1000)
-    whole, program = measured(layer, inputs), layer.programs().last
+    expected, program = measured(layer, inputs), layer.programs().last
     monkeypatch.setattr(fused, "ONE_THREAD", 4**3 * 64)
     way, [part] = cut(layer, inputs)
     assert part.shape == (20, 2, 50) and way is program.near
-    assert cut(layer, inputs[:997])[0] is program.mixed, "a prime number of samples has no chunks"
-    same(measured(layer, inputs), whole, 1e3 * FLOAT64)
+    assert cut(layer, inputs[:997])[0] is program.mixed, "a prime number of samples has chunks"
+    same(measured(layer, inputs), expected, 1e3 * FLOAT64)
 
 
 FRESH = """
@@ -157,21 +157,21 @@ torch.set_num_threads(1)
 imported = peak()
 layer = shipped(n_qubits=4)
 run(layer, 2048, 4, 3)
-found = {"awake": run(layer, 2048, 4, 40)[0], "faults": run(layer, 8192, 4, 41)[1]}
+costs = {"awake": run(layer, 2048, 4, 40)[0], "faults": run(layer, 8192, 4, 41)[1]}
 run(shipped("strongly_entangling", n_qubits=16, n_layers=1), 64, 16, 1)
-print(json.dumps({**found, "wide": (peak() - imported) / 2**30}))
+print(json.dumps({**costs, "wide": (peak() - imported) / 2**30}))
 """
 
 
 MOST = {"awake": 1.1, "faults": 60, "wide": 0.65}
-"""Cores that are busy, page faults of a step, and GiB beside what PennyLane and torch take alone."""
+"""Busy cores, page faults per step, and GiB in addition to those of PennyLane and torch."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what Linux and glibc do")
-def test_a_fresh_process_stays_small_and_its_other_threads_asleep() -> None:
-    """NumPy's own threads, awake beside torch's, made each step of a net four times as long.
+def test_a_fresh_process_stays_small_and_its_idle_threads_sleep() -> None:
+    """NumPy's threads, awake next to torch's, once made each step of a net four times as long.
 
-    Where freed memory is given back after every step, one of W1 has 170 to 620 page faults, and takes a sixth
+    If freed memory is returned after every step, a step of W1 has 170 to 620 page faults and takes a sixth
     longer.
     """
     command, more = [sys.executable, "-W", "ignore", "-c", FRESH], {"OPENBLAS_NUM_THREADS": "2"}
@@ -180,8 +180,8 @@ def test_a_fresh_process_stays_small_and_its_other_threads_asleep() -> None:
     assert not {what: n for what, n in json.loads(done.stdout).items() if n >= MOST[what]}
 
 
-def test_how_gates_turn(monkeypatch):
-    """By eighths at the least; one that a new number leaves as it is turns in an unknown way."""
+def test_rotation_rates_of_gates(monkeypatch):
+    """Rates are multiples of 1/8; a gate that ignores a new angle rotates in an unknown way."""
     turn = gates.turn(qp.ops.Evolution(0.125 * qp.Z(0), 0.3))
     np.testing.assert_array_equal(sorted(turn.rates), [-0.125, 0.125])
     monkeypatch.setattr(gates, "with_numbers", lambda operation, numbers: operation)

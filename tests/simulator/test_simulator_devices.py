@@ -1,4 +1,4 @@
-"""Devices other than the CPU, proven on `meta`, and torch's switches of precision."""
+"""Devices other than the CPU, tested on `meta`, and torch's precision settings."""
 
 import itertools
 from typing import Any
@@ -19,22 +19,22 @@ META = torch.device("meta")
 FLOAT32 = 1e-5
 
 
-def tensors_of(given: Any, seen: set[int]) -> list[Tensor]:
+def tensors_of(thing: Any, seen: set[int]) -> list[Tensor]:
     """Every tensor that an object of the simulator holds."""
-    if isinstance(given, Tensor):
-        return [given]
-    if id(given) in seen:
+    if isinstance(thing, Tensor):
+        return [thing]
+    if id(thing) in seen:
         return []
-    seen.add(id(given))
-    if isinstance(given, list | tuple):
-        return [tensor for each in given for tensor in tensors_of(each, seen)]
-    if type(given).__module__.startswith("qnnkit.simulator") and not isinstance(given, Circuit):
-        return [tensor for each in vars(given).values() for tensor in tensors_of(each, seen)]
+    seen.add(id(thing))
+    if isinstance(thing, list | tuple):
+        return [tensor for each in thing for tensor in tensors_of(each, seen)]
+    if type(thing).__module__.startswith("qnnkit.simulator") and not isinstance(thing, Circuit):
+        return [tensor for each in vars(thing).values() for tensor in tensors_of(each, seen)]
     return []
 
 
 def runs_on_meta(qnode: qp.QNode, shape: tuple[int, ...], n_features: int) -> None:
-    """Both passes, and the plain one, take tensors of that device only."""
+    """Asserts that both passes, and the plain one, use only tensors of that device."""
     layer = QuantumLayer(qnode, {"weights": shape}, nn.init.ones_, backend="batched").to(META)
     inputs = torch.rand(6, n_features, device=META, requires_grad=True)
     for layer.gradient_checkpointing in (False, True):
@@ -56,7 +56,7 @@ def runs_on_meta(qnode: qp.QNode, shape: tuple[int, ...], n_features: int) -> No
     [*itertools.product(circuits.ANSAETZE[1:], circuits.EMBEDDINGS, [4])]
     + [("strongly_entangling", embedding, 7) for embedding in circuits.EMBEDDINGS],
 )
-def test_every_circuit_runs_where_its_inputs_are(ansatz, embedding, n_qubits):
+def test_every_circuit_runs_on_the_device_of_its_inputs(ansatz, embedding, n_qubits):
     qnode, shapes = circuits.build(ansatz, embedding=embedding, n_qubits=n_qubits)
     runs_on_meta(qnode, shapes["weights"], circuits.embedding_of(ansatz, embedding).n_features(n_qubits))
 
@@ -67,8 +67,8 @@ KINDS = (
 
 
 @pytest.mark.parametrize("name", [*KINDS, "GlobalPhase of all", "exponential"])
-def test_every_kind_of_gate_runs_where_its_inputs_are(name):
-    """Once with angles of the inputs, once of the weights, behind a constant state and one of the inputs."""
+def test_every_kind_of_gate_runs_on_the_device_of_its_inputs(name):
+    """Once with angles from the inputs, once from the weights, after a constant state and one from inputs."""
     n_wires, n_angles, make = GATES[name]
 
     def circuit(inputs, weights):
@@ -87,7 +87,7 @@ def test_every_kind_of_gate_runs_where_its_inputs_are(name):
         runs_on_meta(qnode, (6,), n_features)
 
 
-def test_a_quanvolution_runs_where_its_images_are():
+def test_a_quanvolution_runs_on_the_device_of_its_images():
     model = nn.Sequential(Quanv2d(2, "random", filters=2, embedding="amplitude"), nn.Flatten()).to(META)
     assert model(torch.rand(3, 2, 6, 6, device=META)).device == META
 
@@ -125,23 +125,23 @@ def test_torchs_precision_changes_no_digit(setting, n_rows, monkeypatch):
     for part, name in itertools.product((steps.Weigh, steps.Block), ("forward", "backward")):
         right = getattr(part, name)
 
-        def spy(*given, right=right):
+        def spy(*args, right=right):
             seen.append(precision(*PRODUCTS))
-            return right(*given)
+            return right(*args)
 
         monkeypatch.setattr(part, name, spy)
     layer, inputs = layer_and_inputs(n_rows)
-    found = []
+    results = []
     for asked in ("none", setting):
         set_precision(asked, *PRODUCTS)
         set_precision("none" if asked == "none" else "tf32", "cuda", "matmul")
-        found.append(measured(layer, inputs.detach()))
+        results.append(measured(layer, inputs.detach()))
         assert precision(*PRODUCTS) == asked
-    assert seen and (n_rows == 3 or set(seen) <= {"none", "ieee"})  # NumPy knows no such settings
-    same(*found, 0)
+    assert seen and (n_rows == 3 or set(seen) <= {"none", "ieee"})  # NumPy has no such settings
+    same(*results, 0)
 
 
-def test_what_is_inherited_stays_inherited():
+def test_inherited_settings_stay_inherited():
     set_precision("none", *PRODUCTS)
     layer, inputs = layer_and_inputs(3)
     for asked in ("bf16", "ieee"):
@@ -151,17 +151,17 @@ def test_what_is_inherited_stays_inherited():
 
 
 @pytest.mark.parametrize(("setting", "dtype"), [("none", torch.float32), ("bf16", torch.float64)])
-def test_what_torch_itself_differentiates_is_not_rounded(setting, dtype, monkeypatch):
-    """A program of float64 serves: autograd's products run when the layer has long returned."""
+def test_gradients_by_torch_itself_are_not_rounded(setting, dtype, monkeypatch):
+    """A float64 program is used, because autograd's products run after the layer has returned."""
     (layer, inputs), seen, plain = layer_and_inputs(4), set(), fused.Fused.plain
-    monkeypatch.setattr(fused.Fused, "plain", lambda *given: seen.add(given[1].dtype) or plain(*given))
+    monkeypatch.setattr(fused.Fused, "plain", lambda *args: seen.add(args[1].dtype) or plain(*args))
     set_precision(setting, *PRODUCTS)
     [first] = torch.autograd.grad(layer(inputs).square().sum(), inputs, create_graph=True)
     [second] = torch.autograd.grad(first.sum(), layer.weights)
     assert seen == {dtype} and second.dtype == torch.float32 and second.abs().max() > 0.1
     seen.clear()
-    found = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))(inputs.detach())
-    assert seen == {dtype} and found.dtype == torch.float32
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda row: layer(row.unsqueeze(0))[0]))(inputs.detach())
+    assert seen == {dtype} and jacobian.dtype == torch.float32
 
 
 def test_a_program_over_weights_is_exact_at_any_precision():
@@ -179,15 +179,15 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA dev
 @pytest.mark.gpu
 @on_a_gpu
 @pytest.mark.parametrize("ansatz", circuits.ANSAETZE)
-def test_both_passes_are_captured(ansatz):
-    """They never wait for the host, so a CUDA graph replays them."""
+def test_a_cuda_graph_captures_both_passes(ansatz):
+    """They never wait for the host, so a CUDA graph can replay them."""
     layer = QuantumLayer(*circuits.build(ansatz)).cuda()
     sample, inputs = (uniform(64, 4, seed=seed).cuda().requires_grad_() for seed in (0, 1))
     graphed = torch.cuda.make_graphed_callables(layer, (sample,))
-    true, found = (
+    true, result = (
         torch.autograd.grad(run(inputs).square().sum(), [inputs, layer.weights]) for run in (layer, graphed)
     )
-    same(found, true, FLOAT32)
+    same(result, true, FLOAT32)
 
 
 @pytest.mark.gpu

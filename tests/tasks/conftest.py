@@ -1,4 +1,4 @@
-"""What holds for every test of this folder: a tiny Llama is tinier."""
+"""Fixture for every test of this folder: a tiny Llama is even smaller."""
 
 from unittest import mock
 

@@ -1,4 +1,4 @@
-"""Text from a model, its loss on held-out text, and folders that plain transformers and PEFT load."""
+"""Generated text, the loss on held-out text, and folders that plain transformers and PEFT can load."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def splits(tmp_path_factory):
 
 
 def small(seed: int = 0, **changes):
-    strong = {"vocab_size": 300, "initializer_range": 0.5}  # so that weights matter
+    strong = {"vocab_size": 300, "initializer_range": 0.5}  # so that weights have an effect
     return llama(seed, **strong | changes)
 
 
@@ -44,14 +44,14 @@ def logits(model, ids) -> torch.Tensor:
 
 
 def greedy(model, ids, n: int) -> list[int]:
-    """One token after the other, each from a pass over all of them."""
+    """One token after another, each from a pass over all previous ones."""
     for _ in range(n):
         ids = [*ids, int(logits(model, torch.tensor([ids]))[0, -1].argmax())]
     return ids
 
 
 def without_end(model, tokenizer):
-    """A model that never ends a text."""
+    """A copy of the model that never ends a text."""
     bias = torch.zeros(300)
     bias[tokenizer.eos_token_id] = -1e9
     model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
@@ -59,17 +59,17 @@ def without_end(model, tokenizer):
 
 
 def test_greedy_text_is_the_most_likely_token_each_time(splits):
-    """The last tokens that leave room among 32 are seen."""
+    """The model sees the last tokens of the prompt that leave room within 32."""
     model = without_end(small(), splits.tokenizer)
-    for prompt in ("The", "The quick brown fox " * 20):  # which is longer than the positions by itself
+    for prompt in ("The", "The quick brown fox " * 20):  # the prompt alone exceeds the positions
         seen = splits.tokenizer.encode(prompt)[-22:]
-        found = tasks.generate(model, splits.tokenizer, prompt, 10, temperature=0)
-        assert found == splits.tokenizer.decode(greedy(model, seen, 10)[len(seen) :])
-    assert len(splits.tokenizer.encode(tasks.generate(model, splits.tokenizer, "The"))) > 10, "16 by itself"
+        reply = tasks.generate(model, splits.tokenizer, prompt, 10, temperature=0)
+        assert reply == splits.tokenizer.decode(greedy(model, seen, 10)[len(seen) :])
+    assert len(splits.tokenizer.encode(tasks.generate(model, splits.tokenizer, "The"))) > 10, "16 alone"
     assert tasks.generate(model, splits.tokenizer, "", 3)
 
 
-def test_draws_follow_from_the_seed_alone(splits):
+def test_draws_depend_only_on_the_seed(splits):
     model = without_end(small().train(), splits.tokenizer)
 
     def draw(seed, **options):
@@ -84,7 +84,7 @@ def test_draws_follow_from_the_seed_alone(splits):
         assert draw(0) == one != draw(1)
 
 
-def test_a_text_is_a_user_s_message_where_there_is_a_template():
+def test_a_text_is_a_users_message_if_there_is_a_template():
     tokenizer = tokenizers.trained([TEXT], 300)
     tokenizer.chat_template = tokenizers.PLAIN_CHAT
     asked = tasks.generate(small(), tokenizer, "Who?", 5, temperature=0)
@@ -95,15 +95,15 @@ def test_a_text_is_a_user_s_message_where_there_is_a_template():
 # --- evaluation --------------------------------------------------------------------------------------------
 
 
-def test_losses_are_the_loop_s_and_an_adapter_s_stand_beside_its_base_s(splits):
+def test_losses_equal_the_loops_and_an_adapters_include_its_bases(splits):
     model, task = shaken(adapt(small().train())), Language()
     loss = task.loss(model, splits)
     assert all(module.training for module in model.modules())
     loop = [train.evaluate(each, task, splits.batches("test", 7, shuffle=False)) for each in (model, small())]
     assert loss == pytest.approx(loop[0]["loss"], abs=1e-6)
-    found = task.judge(model, splits, loop[0])
-    assert found["perplexity"] == pytest.approx(math.exp(loop[0]["loss"]), rel=1e-9)
-    assert found["base_loss"] == pytest.approx(loop[1]["loss"], abs=1e-6) != pytest.approx(loop[0]["loss"])
+    judged = task.judge(model, splits, loop[0])
+    assert judged["perplexity"] == pytest.approx(math.exp(loop[0]["loss"]), rel=1e-9)
+    assert judged["base_loss"] == pytest.approx(loop[1]["loss"], abs=1e-6) != pytest.approx(loop[0]["loss"])
     assert list(task.judge(small(), splits, loop[1])) == ["perplexity"]
 
 
@@ -117,7 +117,7 @@ LLAMA_3_2 = {"num_key_value_heads": 1, "tie_word_embeddings": True}
 
 
 @pytest.mark.parametrize(("method", "sizes"), [*((each, {}) for each in METHODS), ("lora", LLAMA_3_2)])
-def test_an_adapter_trains_and_is_read_and_merged_without_the_kit(splits, tmp_path, method, sizes):
+def test_an_adapter_trains_and_loads_and_merges_without_the_kit(splits, tmp_path, method, sizes):
     base = tasks.save(small(**sizes), splits.tokenizer, tmp_path / "base")
     ids = torch.tensor([splits.tokenizer.encode(PROMPT)])
     model = shaken(adapt(causal_lm(base), method, **METHODS[method])).eval()
@@ -128,7 +128,7 @@ def test_an_adapter_trains_and_is_read_and_merged_without_the_kit(splits, tmp_pa
     assert torch.equal(logits(adapters.load(causal_lm(base), folder), ids), expected)
     load = AutoModelForCausalLM.from_pretrained
     with torch.random.fork_rng():
-        found = [PeftModel.from_pretrained(load(base), folder)]
+        models = [PeftModel.from_pretrained(load(base), folder)]
         if method == "prompt_tuning":
             with refused("model", NotImplementedError):
                 tasks.merge(model)
@@ -138,14 +138,14 @@ def test_an_adapter_trains_and_is_read_and_merged_without_the_kit(splits, tmp_pa
             assert merged.state_dict().keys() == small().state_dict().keys()
             tied = merged.get_input_embeddings().weight is merged.get_output_embeddings().weight
             assert tied == sizes.get("tie_word_embeddings", False)
-            found.append(load(tasks.save(merged, splits.tokenizer, tmp_path / "merged")))
+            models.append(load(tasks.save(merged, splits.tokenizer, tmp_path / "merged")))
         given = torch.tensor([AutoTokenizer.from_pretrained(folder)(PROMPT).input_ids])
-        for plain in found:
+        for plain in models:
             torch.testing.assert_close(logits(plain, given), expected, atol=LOGITS, rtol=0)
 
 
-def test_a_save_replaces_an_earlier_one_and_an_adapter_s_holds_no_base(splits, tmp_path):
-    """That it is whole or leaves the old one, and that nothing else is replaced: test_workspace."""
+def test_a_save_replaces_the_last_one_and_an_adapters_has_no_base_weights(splits, tmp_path):
+    """test_workspace checks that a save is complete or keeps the old one, and replaces nothing else."""
     at = tasks.save(small(), splits.tokenizer, tmp_path / "base", {"epochs": 7})
     assert json.loads((at / "training_config.json").read_text())["epochs"] == 7
     with refused("model"):
@@ -154,7 +154,7 @@ def test_a_save_replaces_an_earlier_one_and_an_adapter_s_holds_no_base(splits, t
     folder = tasks.save(model, splits.tokenizer, tmp_path / "adapter")
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(at)
     weights = (folder / "adapter_model.safetensors").read_bytes()
-    assert len(weights) < 20_000, "the base is not in it"
+    assert len(weights) < 20_000, "the base weights are in it"
     tasks.save(shaken(model), splits.tokenizer, folder)
     assert (folder / "adapter_model.safetensors").read_bytes() != weights
     (folder / "a.tex").write_text("words")

@@ -1,4 +1,4 @@
-"""Music as runs: a base, an adapter for each composer and their worth on whose music; and music written."""
+"""Runs on music: a base, an adapter per composer, their loss on every composer, and written music."""
 
 from types import SimpleNamespace
 
@@ -43,13 +43,13 @@ def base(home, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(home, base, tmp_path_factory):
-    """Runs of both composers: a quantum adapter, and LoRA beside it."""
+    """Runs of both composers: a quantum adapter and LoRA."""
     folder, common = tmp_path_factory.mktemp("adapters"), TINY | {"data_dir": str(home), "n_seeds": 2}
     common |= {"pretrained": str(base.folder / "model"), "controls": ["lora"]}
     return [trained(folder / name, "music_adapter", composers=[name], **common) for name in ADAPTED]
 
 
-def test_music_is_trained_written_and_drawn(base):
+def test_a_music_model_is_trained_and_its_music_written_and_plotted(base):
     assert base.result["nets"][0]["score"] < torch.tensor(950.0).log()
     report.preview(base)
     [picture] = report.mistakes(base, 1)
@@ -59,10 +59,10 @@ def test_music_is_trained_written_and_drawn(base):
     assert (base.folder / "model" / "model.safetensors").exists() and picture is not None
 
 
-def test_every_net_is_judged_on_every_composer(pair, base, monkeypatch):
+def test_every_net_is_evaluated_on_every_composer(pair, base, monkeypatch):
     finals = runs.frame(pair[0])
     columns = [f"test_{kind}_on_{name}" for name in THREE for kind in ("loss", "base")]
-    assert [name for name in finals if "_on_" in name] == columns, "of the fourth there is too little"
+    assert [name for name in finals if "_on_" in name] == columns, "the fourth has too few pieces"
     plain, parts = runs.trained(base), by_composer(base.splits)
     for name in ("bach", "nottingham"):
         expected = tasks.Language().loss(plain, parts[name])
@@ -76,30 +76,30 @@ def test_every_net_is_judged_on_every_composer(pair, base, monkeypatch):
 
 
 def test_the_matrix_over_composers_is_a_pivot_of_the_frame(pair):
-    whole = runs.frame([run.folder for run in pair]).reset_index(drop=True)
-    frame, columns = whole.explode("composers"), [f"test_loss_on_{name}" for name in THREE]
+    table = runs.frame([run.folder for run in pair]).reset_index(drop=True)
+    frame, columns = table.explode("composers"), [f"test_loss_on_{name}" for name in THREE]
     means, halves = report.by_group(frame, ("net", "composers"))
     assert list(means.index) == ["base", "hybrid, bach", "lora, bach", "hybrid, mozart", "lora, mozart"]
-    assert report.by_group(whole, ("net", "composers"))[0].equals(means), "lists are told as their words"
-    for (net, own), expected in frame.groupby(["net", "composers"])[columns].mean().iterrows():
-        assert means.loc[f"{net}, {own}"].tolist() == pytest.approx(expected.tolist())
-    assert means.loc["base", "mozart"] == pytest.approx(whole["test_base_on_mozart"][0])
+    assert report.by_group(table, ("net", "composers"))[0].equals(means), "lists are shown as words"
+    for (net, composer), expected in frame.groupby(["net", "composers"])[columns].mean().iterrows():
+        assert means.loc[f"{net}, {composer}"].tolist() == pytest.approx(expected.tolist())
+    assert means.loc["base", "mozart"] == pytest.approx(table["test_base_on_mozart"][0])
     values = frame.query("net == 'lora' and composers == 'mozart'")["test_loss_on_bach"].tolist()
     mean, _, high = stats.mean_interval(values)
     assert halves.loc["lora, mozart", "bach"] == pytest.approx(high - mean)
-    whole.loc[0, "test_base_on_bach"] *= 1.1
-    assert "base" not in report.by_group(whole)[0].index, "nets on several bases have none in common"
-    assert report.by_group(whole[:1])[1].isna().all().all(), "one seed says nothing of the spread"
+    table.loc[0, "test_base_on_bach"] *= 1.1
+    assert "base" not in report.by_group(table)[0].index, "nets on different bases share none"
+    assert report.by_group(table[:1])[1].isna().all().all(), "one seed has no spread"
     assert report.by_group(pd.DataFrame({"net": ["hybrid"], "test_accuracy": [0.5]}))[0].empty
 
 
-# --- what a net writes behind a beginning -----------------------------------------------------------------
+# --- continuing a beginning -------------------------------------------------------------------------------
 
 PROMPT = of_steps([[48, 60, 64], [48, 60, 64], [48, 62], [48, 62]] * 4)
 
 
 def llama(seed: int = 0, positions: int = 256) -> nn.Module:
-    """A tiny net whose random weights have strong opinions."""
+    """A tiny net with large random weights."""
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": TOKENS.pad_token_id}
     sizes = {"vocab_size": len(TOKENS), "intermediate_size": 32, "max_position_embeddings": positions}
     model = nets.llama(seed, **sizes, **ids)
@@ -108,12 +108,12 @@ def llama(seed: int = 0, positions: int = 256) -> nn.Module:
     return model
 
 
-def test_a_continuation_goes_on_from_what_is_given_by_its_seed():
+def test_a_continuation_follows_the_prompt_and_depends_on_the_seed():
     model = llama(positions=512).train()
-    given = TOKENS.decode(TOKENS.encode(band()).ids)
+    prompt = TOKENS.decode(TOKENS.encode(band()).ids)
     played = continue_piece(model, TOKENS, band(), 64, seed=3)
     assert model.training
-    assert heard(given) == heard(band()) and heard(played) > heard(given)
+    assert heard(prompt) == heard(band()) and heard(played) > heard(prompt)
     assert [round(each.qpm) for each in played.tempos][:2] == [87, 143]
     assert {-1, 0, 40, 73} <= {program for program, *_ in heard(played)}
     assert continue_piece(model, TOKENS, band(), 64, seed=3) == played
@@ -121,28 +121,28 @@ def test_a_continuation_goes_on_from_what_is_given_by_its_seed():
     assert continue_piece(model, TOKENS, Score(24), 64).note_num()
 
 
-def test_only_music_is_written():
-    """A net that wants nothing but marks and pitches without programs still plays."""
+def test_only_valid_music_is_written():
+    """A net that prefers markers and pitches without programs still writes notes."""
     model = llama(positions=128)
     with torch.no_grad():
         model.lm_head.weight.zero_()
         model.lm_head.bias = nn.Parameter(torch.zeros(len(TOKENS)))
         model.lm_head.bias[TOKENS.special_tokens_ids] = 40.0
         model.lm_head.bias[TOKENS.token_ids_of_type("Pitch")] = 20.0
-    given = {"ids": TOKENS.encode(PROMPT).ids, "n": 64, "logits_processor": [writing(TOKENS).allowed]}
-    new = continuation(model, **given)
+    options = {"ids": TOKENS.encode(PROMPT).ids, "n": 64, "logits_processor": [writing(TOKENS).allowed]}
+    new = continuation(model, **options)
     assert not {*TOKENS.special_tokens_ids} & {*new}
     n_notes = sum(TOKENS[token].startswith("Duration") for token in new)
     assert continue_piece(model, TOKENS, PROMPT).note_num() - PROMPT.note_num() == n_notes > 0
 
 
-def test_every_token_of_a_piece_is_one_that_may_come_next():
+def test_every_token_of_a_piece_is_an_allowed_next_token():
     ids, allowed = [BOS, *TOKENS.encode(band()).ids], writing(TOKENS).allowed
     for i in range(1, len(ids)):
         assert allowed(torch.tensor([ids[:i]]), torch.zeros(1, len(TOKENS)))[0, ids[i]] == 0
 
 
-def test_the_likeliest_and_what_is_refused():
+def test_the_likeliest_continuation_and_errors():
     greedy = continue_piece(llama(), TOKENS, PROMPT, 48, temperature=0)
     for settings in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-6}):
         assert continue_piece(llama(), TOKENS, PROMPT, 48, seed=9, **settings) == greedy
@@ -151,7 +151,7 @@ def test_the_likeliest_and_what_is_refused():
             continue_piece(llama(), TOKENS, PROMPT, **settings)
 
 
-def test_pieces_of_one_name_are_written_apart(home, monkeypatch):
+def test_pieces_of_equal_name_get_separate_files(home, monkeypatch):
     monkeypatch.setattr("qnnkit.tasks.music.continue_piece", lambda net, tokens, score: score)
     files = [row["file"] for row in tasks.Music().predict(None, [home], SimpleNamespace(tokenizer=None))]
     assert len({*files}) == len(files) > 9

@@ -35,7 +35,7 @@ DTYPES = torch.bfloat16, torch.float16, torch.float32, torch.float64
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("smoothing", "training"), [(0.0, True), (0.3, True), (0.3, False)])
 def test_loss_and_accuracy(smoothing, training, dtype):
-    """In NumPy, in float32 or better; of the loss alone a graph is kept."""
+    """Equal to NumPy, in float32 or better; only the loss keeps a graph."""
     logits = logits_of(dtype).requires_grad_()
     step = Classification(smoothing)(nn.Identity().train(training), (logits, LABELS))
     expected = cross_entropy(logits.detach(), smoothing if training else 0.0)
@@ -47,26 +47,26 @@ def test_loss_and_accuracy(smoothing, training, dtype):
     assert step.sums[Classification().monitor] == sum(logits[i].argmax() == LABELS[i] for i in range(4))
 
 
-# --- what the test images say ------------------------------------------------------------------------------
+# --- scores on test images ---------------------------------------------------------------------------------
 
 
 def test_macro_f1_counts_rare_classes_as_much_as_others():
     labels, outputs = torch.tensor([0] * 9 + [1]), torch.tensor([[1.0, 0.0]]).expand(10, 2)
     splits = SimpleNamespace(split=lambda name: {"test": SimpleNamespace(labels=labels)}[name])
-    found = Classification().judge(outputs, splits)
-    assert found["macro_f1"] == pytest.approx((18 / 19 + 0) / 2)
-    assert found["ece"] == pytest.approx(calibration_error(outputs.softmax(1), labels), abs=1e-6)
+    judged = Classification().judge(outputs, splits)
+    assert judged["macro_f1"] == pytest.approx((18 / 19 + 0) / 2)
+    assert judged["ece"] == pytest.approx(calibration_error(outputs.softmax(1), labels), abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("confidence", "labels", "error", "n_bins"),
     [
-        # 0.62 and 0.65 share the bin (9/15, 10/15], one of the two right; 0.9 stands alone, and is right.
+        # 0.62 and 0.65 share the bin (9/15, 10/15], one of the two right; 0.9 is alone and right.
         ([0.62, 0.65, 0.90], [0, 1, 0], (abs(1 - 1.27) + abs(1 - 0.9)) / 3, 15),
         ([0.62, 0.65, 0.90], [0, 1, 0], abs(2 - 2.17) / 3, 1),
-        # 0.6 is the upper end of the ninth of fifteen bins: it stands with 0.55, not with 0.65.
+        # 0.6 is the upper end of the ninth of fifteen bins: it is in the bin of 0.55, not of 0.65.
         ([0.55, 0.6, 0.65], [1, 0, 0], (abs(1 - 1.15) + abs(1 - 0.65)) / 3, 15),
-        ([1.0, 1.0], [1, 1], 1, 15), ([0.5, 0.5], [0, 1], 0, 15),  # all wrong; half sure, half right
+        ([1.0, 1.0], [1, 1], 1, 15), ([0.5, 0.5], [0, 1], 0, 15),  # all wrong; half certain, half right
     ],
 )  # fmt: skip
 def test_calibration_error_by_hand(confidence, labels, error, n_bins):
@@ -75,22 +75,22 @@ def test_calibration_error_by_hand(confidence, labels, error, n_bins):
     assert calibration_error(class_probs, torch.tensor(labels), n_bins) == pytest.approx(error, abs=1e-12)
 
 
-# --- a task of one's own -----------------------------------------------------------------------------------
+# --- a user's task -----------------------------------------------------------------------------------------
 
 POINTS = torch.linspace(-1, 1, 24)[:, None]
 VALUES = 2 * POINTS[:, 0] - 0.5
 
 
 class Regression:
-    """Mean squares; `monitor` and what is reported beside are told."""
+    """Mean squares, with a given `monitor` and other reported numbers."""
 
     def __init__(self, monitor=None, **reported):
         self.reported = reported
         if monitor is not None:
             self.monitor = monitor
 
-    def __call__(self, model, batch, **given):
-        self.given, (inputs, values) = given, batch
+    def __call__(self, model, batch, **options):
+        self.given, (inputs, values) = options, batch
         loss = (model(inputs)[:, 0] - values).square().mean()
         sums = {name: make(loss, len(values)) for name, make in self.reported.items()}
         return Step(loss, sums, len(values))
@@ -111,7 +111,7 @@ def fitted(task):
     return train.fit(line(), complete(task), loaders, Settings(epochs=4, learning_rate=0.1))
 
 
-def test_the_kits_own_tasks_stay_as_they_are_unless_they_watch_a_number_that_falls():
+def test_the_kits_tasks_are_unchanged_unless_they_watch_a_falling_number():
     kit = Classification(), tasks.Contrastive(), tasks.Language(), tasks.Music()
     assert all(complete(task) is task for task in (*kit, Own(Regression())))
     falling = complete(tasks.Language(monitor="loss"))
@@ -126,7 +126,7 @@ MONITORS |= {"r2": True, "top_5_accuracy": True}
 
 
 @pytest.mark.parametrize(("monitor", "larger"), MONITORS.items())
-def test_what_is_reported_chooses_the_epoch_in_the_direction_of_its_name(monitor, larger):
+def test_the_monitor_chooses_the_epoch_in_the_direction_of_its_name(monitor, larger):
     name, sign = monitor or "loss", 1 if larger else -1
     task = complete(Regression(monitor, **{name: of_loss}))
     assert (task.monitor, task.score.larger) == (name if larger else f"minus_{name}", larger)
@@ -134,10 +134,10 @@ def test_what_is_reported_chooses_the_epoch_in_the_direction_of_its_name(monitor
     assert step.sums[task.monitor] == sign * step.sums[task.score.name] != 0
     scores = [sign * row[f"validation_{name}"] for row in progress.rows]
     assert scores[progress.best_epoch - 1] == max(scores) == progress.best_score[0]
-    assert (progress.best_epoch == 1) == larger, "the loss falls, so it is best at first where more is better"
+    assert (progress.best_epoch == 1) == larger, "the loss falls, so if more is better, the first is best"
 
 
-def test_a_number_of_unknown_direction_is_refused_until_the_score_says_it():
+def test_a_number_of_unknown_direction_raises_an_error_until_the_score_says_it():
     for name in ("distance", "error_free", "accuracy_gap", "neg_loss", "1-accuracy", "entropy"):
         with refused("score"):
             Score(name, name)
@@ -145,19 +145,19 @@ def test_a_number_of_unknown_direction_is_refused_until_the_score_says_it():
     with refused("score"):
         complete(task)
     task.score = Score("distance", "distance", "m", larger=False, criterion="")
-    own, progress = complete(task), fitted(task)
-    assert (own.score, own.monitor, progress.best_epoch) == (task.score, "minus_distance", 4)
+    completed, progress = complete(task), fitted(task)
+    assert (completed.score, completed.monitor, progress.best_epoch) == (task.score, "minus_distance", 4)
 
 
-def test_a_loss_is_reported_though_the_task_names_none():
+def test_a_loss_is_reported_even_if_the_task_names_none():
     task = complete(Regression())
     step = task(line(), (POINTS, VALUES))
     assert float(step.sums["loss"]) == pytest.approx(len(POINTS) * step.loss.item())
-    own = complete(Regression(loss=lambda loss, n: 7.0, graph=lambda loss, n: loss * n))
-    assert not own(line(), (POINTS, VALUES)).sums["graph"].requires_grad
-    assert float(own(line(), (POINTS, VALUES)).sums["loss"]) == 7, "what it reports itself counts"
-    own.task.whole = True
-    assert own(line(), (POINTS, VALUES)) and own.task.given == {"micro_batch": None}
+    completed = complete(Regression(loss=lambda loss, n: 7.0, graph=lambda loss, n: loss * n))
+    assert not completed(line(), (POINTS, VALUES)).sums["graph"].requires_grad
+    assert float(completed(line(), (POINTS, VALUES)).sums["loss"]) == 7, "its own loss counts"
+    completed.task.whole = True
+    assert completed(line(), (POINTS, VALUES)) and completed.task.given == {"micro_batch": None}
 
 
 def test_a_score_watches_the_monitor():
@@ -180,29 +180,29 @@ WRONG = {
 
 
 @pytest.mark.parametrize("task", WRONG.values(), ids=WRONG)
-def test_a_task_that_gives_something_else(task):
+def test_a_task_that_returns_something_else(task):
     with refused("task"):
         complete(task)(line(), (POINTS, VALUES))
 
 
-# --- what a task shows -------------------------------------------------------------------------------------
+# --- figures of a task -------------------------------------------------------------------------------------
 
 
-def test_a_task_that_shows_nothing_shows_what_its_data_allow():
-    given = data.arrays(Settings(), POINTS.expand(24, 2), VALUES)
+def test_a_task_without_figures_gets_those_that_its_data_allow():
+    splits = data.arrays(Settings(), POINTS.expand(24, 2), VALUES)
     task = complete(Regression())
-    first, counts = task.preview(given)
+    first, counts = task.preview(splits)
     assert list(first.content) == ["inputs", "target"] and counts.content["samples"].sum() == 24
     net = from_seed(lambda: nn.Linear(2, 1))
-    [worst] = asked(task.mistakes, net, given, n=3, seed=0)
-    losses = [task(net, batch).loss.item() for batch in given.batches("test", 1, shuffle=False)]
+    [worst] = asked(task.mistakes, net, splits, n=3, seed=0)
+    losses = [task(net, batch).loss.item() for batch in splits.batches("test", 1, shuffle=False)]
     assert worst.content["loss"].tolist() == sorted(losses, reverse=True)[:3]
     digits = data.load("digits", train_fraction=0.1)
     assert [each.name for each in task.preview(digits)] == ["01_classes", "01_balance"]
 
 
 def test_mistakes_of_a_classifier_by_hand(monkeypatch):
-    """Counts by truth and answer, and the wrong ones whose truth seemed least likely, worst first."""
+    """Counts by truth and answer, and the errors whose truth seemed least likely, worst first."""
     shares = torch.tensor([[7, 2, 1], [5, 4, 1], [1, 8, 1], [9, 1, 0], [3, 3, 4]]) / 10
     test = data.ImageSet(shares.log(), torch.tensor([0, 1, 1, 2, 2]), tuple("vwxyz"))
     splits = SimpleNamespace(test=test, classes=("a", "b", "c"))

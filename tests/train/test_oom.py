@@ -1,4 +1,4 @@
-"""Memory that runs out in training: one sentence with the remedy, and batches computed in pieces."""
+"""Running out of memory in training: one sentence with the remedy, and batches computed in pieces."""
 
 import json
 import re
@@ -28,10 +28,10 @@ SAID = (
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), *map(RuntimeError, SAID)]
 
 
-def fitted(model, **given):
-    """Six batches an epoch, of which the last has five samples."""
+def fitted(model, **options):
+    """Training on six batches per epoch, the last of which has five samples."""
     usual = {"epochs": 2, "learning_rate": 0.05, "data": loaders(45, 8, shuffle=True)}
-    return fit(model, **usual | given)
+    return fit(model, **usual | options)
 
 
 # --- the sentence ------------------------------------------------------------------------------------------
@@ -40,14 +40,14 @@ OTHERS = RuntimeError("mat1 and mat2 shapes"), OSError("no space")
 BOTH = r"--set micro_batch=4 or --set gradient_checkpointing=true\. In another run_dir"
 
 
-def test_what_an_allocator_says_is_told_from_other_errors():
+def test_allocator_errors_are_distinguished_from_others():
     assert all(map(ran_out, ERRORS)) and not any(map(ran_out, OTHERS))
     with pytest.raises(RuntimeError, match="mat1"):
         fitted(net(), task=At(1, raises(OTHERS[0])))
 
 
 @pytest.mark.parametrize(
-    ("training", "at", "place", "given", "remedy"),
+    ("training", "at", "place", "settings", "remedy"),
     [
         (True, 11, "epoch 2, batch 4", {}, BOTH),
         (False, 8, "epoch 2, a validation batch", {}, BOTH),
@@ -56,13 +56,13 @@ def test_what_an_allocator_says_is_told_from_other_errors():
         (True, 1, "epoch 1, batch 0", {"gradient_checkpointing": True}, r"--set micro_batch=4\."),
     ],
 )
-def test_it_says_where_and_what_would_help(training, at, place, given, remedy):
+def test_the_error_names_the_place_and_the_remedy(training, at, place, settings, remedy):
     with pytest.raises(OutOfMemory) as caught:
-        fitted(net(), task=At(at, raises(ERRORS[2]), training), **given)
-    told = (
+        fitted(net(), task=At(at, raises(ERRORS[2]), training), **settings)
+    sentence = (
         rf"Memory ran out at {place} \(MPS backend .*\)\. The same command resumes .* checkpoint: run it with"
     )
-    assert re.match(f"{told} {remedy}", str(caught.value))
+    assert re.match(f"{sentence} {remedy}", str(caught.value))
     assert isinstance(caught.value, MemoryError) and caught.value.__context__ is None
 
 
@@ -71,16 +71,16 @@ def test_it_says_where_and_what_would_help(training, at, place, given, remedy):
 Pair = namedtuple("Pair", "images labels")
 
 
-def test_pieces_are_nearly_equal_together_everything_and_of_the_same_kinds():
+def test_pieces_are_nearly_equal_complete_and_of_the_same_types():
     from transformers import BatchEncoding
 
     values = torch.arange(8)
     pair = Pair(values[:, None].expand(8, 3), [values])
-    found = stepper.pieces({"pair": pair, "nothing": None, "text": BatchEncoding({"ids": values})}, 3)
-    assert [len(piece["pair"].labels[0]) for piece in found] == [2, 3, 3]
-    assert torch.equal(torch.cat([piece["pair"].images for piece in found]), pair.images)
-    assert torch.equal(torch.cat([piece["text"]["ids"] for piece in found]), values)
-    kinds = {(type(piece["pair"]), piece["nothing"], type(piece["text"])) for piece in found}
+    pieces = stepper.pieces({"pair": pair, "nothing": None, "text": BatchEncoding({"ids": values})}, 3)
+    assert [len(piece["pair"].labels[0]) for piece in pieces] == [2, 3, 3]
+    assert torch.equal(torch.cat([piece["pair"].images for piece in pieces]), pair.images)
+    assert torch.equal(torch.cat([piece["text"]["ids"] for piece in pieces]), values)
+    kinds = {(type(piece["pair"]), piece["nothing"], type(piece["text"])) for piece in pieces}
     assert kinds == {(Pair, None, BatchEncoding)}
 
 
@@ -94,7 +94,7 @@ def test_batch_normalisation_never_meets_a_single_sample():
 # --- in a run ----------------------------------------------------------------------------------------------
 
 
-def test_the_command_tells_it_in_one_sentence_and_resumes_with_what_it_names(tmp_path, monkeypatch, capfd):
+def test_the_command_reports_one_sentence_and_resumes_with_its_remedy(tmp_path, monkeypatch, capfd):
     class Refusing(Classification):
         def __call__(self, model, batch):
             if len(batch[0]) > 20:

@@ -21,7 +21,7 @@ TOLERANCE = 1e-5  # float32: the same gradients, added in another order, over 24
 
 
 class Counted(Classification):
-    """Counts some of the samples, as a language model counts answers: of some pieces none."""
+    """Counts only some samples, as a language model counts answers; some pieces count none."""
 
     def __call__(self, model, batch):
         points, labels = batch
@@ -32,34 +32,34 @@ class Counted(Classification):
 
 
 def train_together(folder, *trainings):
-    """Every process trains "name,update to stop at,micro_batch"; all batches of a step hold 16 samples of 97.
+    """Every process trains "name,update to stop at,micro_batch"; each step uses 16 of 97 samples in all.
 
-    So the last batch is one sample.
+    So the last batch has one sample.
     """
     rank, world = int(os.environ.get("RANK", 0)), n_processes()
     for name, stop_at, micro_batch in (each.split(",") for each in trainings):
         model, rows = net(), []
-        model[0].bias.requires_grad_(False)  # as an adapter's base
+        model[0].bias.requires_grad_(False)  # like the base of an adapter
         data = loaders(97, 16 // world, shuffle=True)
         data["validation"] = Batches(*clouds(33, 1), 16 // world, shuffle=False)
 
         def stop(row, at=int(stop_at)):
             if row["updates"] == at and rank == world - 1:
-                terminate()  # the last process is told; all of them stop
+                terminate()  # only the last process gets the signal; all of them stop
 
-        given = {
+        settings = {
             "epochs": 3,
             "learning_rate": 0.05,
             "clip_norm": 0.3,
             "micro_batch": int(micro_batch) or None,
         }
-        given |= {"seed": 7, "folder": Path(folder, name), "log": rows.append, "on_update": stop}
+        settings |= {"seed": 7, "folder": Path(folder, name), "log": rows.append, "on_update": stop}
         try:
-            progress = fit(model, Counted(), data, **given)
+            progress = fit(model, Counted(), data, **settings)
         except SystemExit:
             print(rank, "stopped", flush=True)
             continue
-        assert bool(rows) <= (rank == 0), "the first process alone writes"
+        assert bool(rows) <= (rank == 0), "only the first process writes"
         torch.save((model.state_dict(), timeless(progress.rows)), Path(folder, f"{name}.{world}.{rank}.pt"))
 
 
@@ -68,14 +68,14 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def launch(code, *arguments):
-    """Runs `code` in two processes that find each other as those that torchrun or Accelerate start."""
+    """Runs `code` in two connected processes, like those that torchrun or Accelerate start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
 
     def one(rank):
-        own = there | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        done = forked.python(code, *arguments, env=ENVIRONMENT | own)
+        ranked = there | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        done = forked.python(code, *arguments, env=ENVIRONMENT | ranked)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -85,11 +85,11 @@ def launch(code, *arguments):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What trainings by one and by two processes end in; some begin with one and end with the other."""
+    """Results of trainings by one and by two processes; some switch between one and two."""
     folder = tmp_path_factory.mktemp("processes")
     train_together(folder, "straight,0,0", "in pieces,0,6", "first one,9,0")
-    told = launch(TRAIN, folder, "both,0,0", "both in pieces,0,3", "first two,9,0", "first one,0,0")
-    assert told == ["0 stopped\n", "1 stopped\n"]
+    lines = launch(TRAIN, folder, "both,0,0", "both in pieces,0,3", "first two,9,0", "first one,0,0")
+    assert lines == ["0 stopped\n", "1 stopped\n"]
     train_together(folder, "first two,0,0")
     return lambda name: torch.load(folder / f"{name}.pt", weights_only=True)
 
@@ -98,8 +98,8 @@ OTHERS = "in pieces.1.0", "both.2.0", "both in pieces.2.0", "first one.2.0", "fi
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_two_are_one_with_twice_the_batch_and_checkpoints_serve_both(trained, other):
-    """All processes end with the same bits."""
+def test_two_processes_equal_one_with_twice_the_batch_and_share_checkpoints(trained, other):
+    """All processes end with bitwise equal weights."""
     (weights, rows), (other_weights, other_rows) = trained("straight.1.0"), trained(other)
     for name, weight in weights.items():
         torch.testing.assert_close(other_weights[name], weight, rtol=TOLERANCE, atol=TOLERANCE)
@@ -110,7 +110,7 @@ def test_two_are_one_with_twice_the_batch_and_checkpoints_serve_both(trained, ot
 RUN = "import sys; from qnnkit import runs; runs.train_all(runs.open_run(sys.argv[1]))"
 
 
-def test_a_run_on_two_processes_and_on_one(tmp_path):
+def test_a_run_is_the_same_on_one_and_on_two_processes(tmp_path):
     small = {"epochs": 1, "n_seeds": 1, "controls": [], "n_layers": 1, "train_fraction": 0.3}
     runs.train_all(runs.open_run(tmp_path / "1", "digits_quanv", **small, batch_size=64))
     runs.open_run(tmp_path / "2", "digits_quanv", **small, batch_size=32)

@@ -1,4 +1,4 @@
-"""qnnkit.train.recompute: less is kept on the way forward, and nothing else changes."""
+"""qnnkit.train.recompute: the forward pass stores less, and nothing else changes."""
 
 import contextlib
 from functools import partial
@@ -28,7 +28,7 @@ TOKENS = torch.arange(4 * 12).reshape(4, 12) % 40
 
 
 def llama():
-    # with a cache, keys are joined to nothing first: other sums
+    # with a cache, keys are first joined to an empty tensor, which changes sums
     model = nets.llama(num_hidden_layers=3, use_cache=False, attention_dropout=0.4)
     return model, lambda: model(input_ids=TOKENS, labels=TOKENS).loss
 
@@ -38,7 +38,7 @@ def of_images(model):
 
 
 def with_a_circuit(backend="auto"):
-    """A part that holds a circuit beside other weights, so that it is computed again as a whole."""
+    """A part that has a circuit and other weights, so that it is recomputed as a whole."""
     circuit = layers.QuantumLayer(*circuits.build("data_reuploading"), backend=backend)
     return nn.Sequential(nn.Sequential(nn.Linear(8, 4), circuit), nn.Sequential(nn.Tanh()))
 
@@ -49,7 +49,7 @@ def of_values(make, n=16):
 
 
 def with_spectral_norm():
-    """Its buffers decide what comes out, and every pass moves them."""
+    """A net whose buffers affect the output and change in every pass."""
     norm = nn.utils.parametrizations.spectral_norm
     part = nn.Sequential(norm(nn.Linear(8, 8)), nn.Tanh())
     return nn.Sequential(part, nn.Linear(8, 2))
@@ -67,20 +67,20 @@ CASES |= {
 
 
 def step(model, loss, again):
-    """Loss, gradients (of two walks back) and buffers of one step, and the next number of the generator."""
+    """Loss, gradients (of two backward passes) and buffers of one step, and the next random number."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(5)
         with recomputing(model) if again else contextlib.nullcontext():
-            found = loss()
+            value = loss()
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         options = {"retain_graph": True, "allow_unused": True}
-        walks = [torch.autograd.grad(found, weights, **options) for _ in range(2)]
-        return found.detach(), walks, dict(model.named_buffers()), torch.rand(())
+        walks = [torch.autograd.grad(value, weights, **options) for _ in range(2)]
+        return value.detach(), walks, dict(model.named_buffers()), torch.rand(())
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_buffers_and_random_numbers_are_the_same_bits_and_the_model_stays(name):
-    """At the first step, where a circuit is traced, as well."""
+def test_gradients_buffers_and_random_numbers_are_bitwise_the_same(name):
+    """Also at the first step, in which a circuit is traced."""
     (model, loss), (twin, loss_of_twin) = CASES[name](), CASES[name]()
     model.train()
     plain = step(twin.train(), loss_of_twin, again=False)
@@ -97,25 +97,25 @@ def test_gradients_buffers_and_random_numbers_are_the_same_bits_and_the_model_st
     assert any(gradient is not None and gradient.any() for gradient in plain[1][0])
 
 
-def kept(loss):
-    """Bytes that are there after a forward pass and were not before it: what is kept for the way back."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+def stored(loss):
+    """Bytes that a forward pass adds: those stored for the backward pass."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         result = loss()
-    size = sum(event.self_cpu_memory_usage for event in found.key_averages())
+    size = sum(event.self_cpu_memory_usage for event in profiled.key_averages())
     result.backward()
     return size
 
 
 @pytest.mark.parametrize("name", ["residual_quanv", "cnn", "two filters", "llama"])
-def test_less_is_kept(name, monkeypatch):
-    monkeypatch.setattr("qnnkit.simulator.fused.SMALL_BYTES", 0)  # the profiler sees torch's memory alone
+def test_less_memory_is_used(name, monkeypatch):
+    monkeypatch.setattr("qnnkit.simulator.fused.SMALL_BYTES", 0)  # the profiler sees only torch's memory
     model, loss = CASES[name]()
     model.train()
     with torch.random.fork_rng(devices=[]):
-        kept(loss)
-        plain = kept(loss)
+        stored(loss)
+        plain = stored(loss)
         with recomputing(model):
-            again = kept(loss)
+            again = stored(loss)
     assert again < 0.6 * plain
 
 
@@ -131,6 +131,6 @@ def trained(**settings):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_training_ends_in_the_same_bits_and_leaves_the_net_as_it_was(precision):
+def test_a_training_ends_bitwise_the_same_and_restores_the_net(precision):
     again = trained(precision=precision, gradient_checkpointing=True)
     assert same(again, trained(precision=precision))

@@ -1,4 +1,4 @@
-"""qnnkit.train: one loop for any model, and every option of it really acts."""
+"""qnnkit.train: one loop for any model, and every option has its effect."""
 
 import inspect
 import json
@@ -30,7 +30,7 @@ from tests.same import At, from_seed, same, weights
 from tests.toys import Batches, linear, refused
 
 SAME_SUM = 1e-12  # float64: the same numbers added in another order
-SAME_STEP = 1e-6  # float32: a step worked out by hand
+SAME_STEP = 1e-6  # float32: a step computed by hand
 TASK = Classification()
 FIT = set(inspect.signature(train.fit).parameters)
 
@@ -41,7 +41,7 @@ def net(seed=0, dropout=0.0, dtype=torch.float32):
 
 
 def clouds(n, seed=0, dtype=torch.float32):
-    """Two clouds of points that a line can part: features of shape (n, 2), labels of shape (n,)."""
+    """Two clouds of points that a line can separate: features of shape (n, 2), labels of shape (n,)."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 2
     noise = torch.rand(n, 2, generator=generator, dtype=torch.float64) - 0.5
@@ -57,7 +57,7 @@ def loaders(n=96, batch_size=16, shuffle=False, dtype=torch.float32):
 
 
 class Noisy(TensorDataset):
-    """Points that are others whenever they are loaded."""
+    """Points that differ at every load."""
 
     def __getitem__(self, index):
         point, label = super().__getitem__(index)
@@ -65,7 +65,7 @@ class Noisy(TensorDataset):
 
 
 KINDS = "of the kit", "with a generator", "plain"
-"""Of loaders; the others are torch's, whose order and samples are drawn."""
+"""Kinds of loaders; all except the first are torch's, with random order and samples."""
 
 
 def shuffled(kind, n, batch_size, dataset=Noisy):
@@ -77,7 +77,7 @@ def shuffled(kind, n, batch_size, dataset=Noisy):
 
 
 def fit(model, task=TASK, data=None, **given):
-    """`train.fit`: of `given`, what it does not take itself are settings."""
+    """Calls `train.fit`; names in `given` that are no arguments of it are settings."""
     options = {name: given.pop(name) for name in given.keys() & FIT}
     return train.fit(model, task, data or loaders(), Settings(**given), **options)
 
@@ -88,7 +88,7 @@ def timeless(rows):
 
 @dataclass
 class Scripted:
-    """Trains as `Classification` does, but says in advance what each validation will have found."""
+    """Trains like `Classification`, but with a given result for each validation."""
 
     scores: list[float]
     losses: list[float] = field(default_factory=lambda: [0.0] * 5)
@@ -101,8 +101,8 @@ class Scripted:
             return step
         self.seen.append(step.count)
         place = (sum(self.seen) - 1) // 32  # `loaders` validates on 32 samples
-        found = {"loss": self.losses[place], "accuracy": self.scores[place]}
-        sums = {name: torch.tensor(step.count * value) for name, value in found.items()}
+        metrics = {"loss": self.losses[place], "accuracy": self.scores[place]}
+        sums = {name: torch.tensor(step.count * value) for name, value in metrics.items()}
         return Step(step.loss, sums, step.count)
 
 
@@ -114,22 +114,22 @@ def terminate():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
-def test_learns_what_a_line_can_part(optimizer):
+def test_a_net_learns_linearly_separable_points(optimizer):
     model, rows = net(), []
     before = train.evaluate(model, TASK, loaders()["validation"])
-    given = {"epochs": 8, "learning_rate": 0.05, "optimizer": optimizer, "log": rows.append}
-    progress = fit(model, data=loaders(shuffle=True), **given)
+    settings = {"epochs": 8, "learning_rate": 0.05, "optimizer": optimizer, "log": rows.append}
+    progress = fit(model, data=loaders(shuffle=True), **settings)
     after = train.evaluate(model, TASK, loaders()["validation"])
     assert after["accuracy"] == 1 and after["loss"] < before["loss"] / 4
     assert [row["epoch"] for row in rows] == list(range(1, 9)) and progress.rows == rows
     assert rows[-1]["train_loss"] < rows[0]["train_loss"]
     assert progress.best_score[0] == 1 and progress.updates == 8 * 6
-    json.dumps(rows, allow_nan=False)  # every row can be written
+    json.dumps(rows, allow_nan=False)  # every row can be written as JSON
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(kind):
-    """Also in a plain loader that shuffles; each epoch has an order of its own."""
+def test_only_the_same_seed_gives_the_same_bits(kind):
+    """Also with a plain loader that shuffles; each epoch has its own order."""
 
     def trained(seed):
         model, data, orders = net(dropout=0.5), shuffled(kind, 96, 96, TensorDataset), []
@@ -141,20 +141,20 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(kind):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         first = trained(1)
-        torch.rand(3)  # what the caller draws before does not matter
+        torch.rand(3)  # earlier random draws do not matter
         assert same(first, trained(1)) and not same(first, trained(2))
 
 
 @pytest.mark.parametrize(("batch_size", "micro_batch"), [(1, None), (5, None), (32, None), (32, 5)])
-def test_evaluate_is_a_mean_over_samples_however_they_are_batched(batch_size, micro_batch):
-    """With no trace in the generators, of which a plain loader draws."""
+def test_evaluate_is_a_mean_over_samples_for_any_batches(batch_size, micro_batch):
+    """It leaves the global generators unchanged, from which a plain loader draws."""
     points, labels = clouds(32, 1)
     model = net(dropout=0.5).train()
     loader = DataLoader(TensorDataset(points, labels), batch_size)
-    found = train.evaluate(model, TASK, loader, micro_batch=micro_batch)
+    result = train.evaluate(model, TASK, loader, micro_batch=micro_batch)
     logits = model.eval()(points).detach()
-    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=SAME_STEP)
-    assert found["accuracy"] == (logits.argmax(1) == labels).float().mean().item()
+    assert result["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=SAME_STEP)
+    assert result["accuracy"] == (logits.argmax(1) == labels).float().mean().item()
 
 
 # --- steps -------------------------------------------------------------------------------------------------
@@ -163,14 +163,14 @@ ONE_STEP = {"epochs": 1, "optimizer": "sgd", "learning_rate": 1.0, "schedule": "
 
 
 @pytest.mark.parametrize(("n", "micro_batch"), [(64, 16), (64, 12), (80, 1), (91, 16), (91, 12)])
-def test_a_batch_in_pieces_is_the_batch(n, micro_batch):
-    """Pieces of unlike sizes too: the last batch of 91 samples has 27."""
+def test_a_batch_in_pieces_equals_the_whole_batch(n, micro_batch):
+    """Also with unequal pieces: the last batch of 91 samples has 27."""
 
     def trained(micro_batch=None):
         model, sizes = net(dtype=torch.float64), []
-        model.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
-        given = ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "micro_batch": micro_batch}
-        progress = fit(model, data=loaders(n, 32, dtype=torch.float64), **given)
+        model.register_forward_pre_hook(lambda module, settings: sizes.append(len(settings[0])))
+        settings = ONE_STEP | {"learning_rate": 0.1, "epochs": 2, "micro_batch": micro_batch}
+        progress = fit(model, data=loaders(n, 32, dtype=torch.float64), **settings)
         return weights(model), progress, max(sizes)
 
     whole, straight, _ = trained()
@@ -180,8 +180,8 @@ def test_a_batch_in_pieces_is_the_batch(n, micro_batch):
     torch.testing.assert_close(pieces, whole, rtol=0, atol=SAME_SUM)
 
 
-def test_a_step_by_itself_in_pieces_is_that_of_the_whole_batch():
-    """As it is timed and planned."""
+def test_a_single_step_in_pieces_equals_that_of_the_whole_batch():
+    """As used for timing and planning."""
     [batch] = loaders(64, 64, dtype=torch.float64)["train"]
     models = {micro_batch: net(dtype=torch.float64) for micro_batch in (None, 16)}
     for micro_batch, model in models.items():
@@ -190,7 +190,7 @@ def test_a_step_by_itself_in_pieces_is_that_of_the_whole_batch():
 
 
 def groups(model, **first):
-    """The two linear layers as two groups; keywords are the first one's."""
+    """The two linear layers as two groups; keywords set options of the first."""
     return [
         train.Group("first", list(model[0].parameters()), **{"learning_rate": 1.0} | first),
         train.Group("second", list(model[3].parameters()), learning_rate=1.0),
@@ -206,14 +206,14 @@ def norm(values, layer):
     [
         ({}, 1, 0), ({"clip_norm": 1e3}, 1, 0), ({"clip_norm": 1e-3}, None, 0),
         ({"learning_rate": 0.01}, 0.01, 0), ({"learning_rate": 5.0}, 5, 0), ({"weight_decay": 0.5}, 1, 0.5),
-        ({"weight_decay": 0.5}, 0, 0),  # a frozen group is left as it is
+        ({"weight_decay": 0.5}, 0, 0),  # a frozen group does not change
     ],
 )  # fmt: skip
-def test_one_step_is_the_gradient_and_an_option_acts_on_its_group_alone(first, factor, decay):
-    """The norms that are logged are those before clipping."""
+def test_one_step_follows_the_gradient_and_options_act_only_on_their_group(first, factor, decay):
+    """Logged norms are those before clipping."""
     model = net()
     points, labels = clouds(96)
-    nn.functional.cross_entropy(model(points), labels).backward()  # what the caller leaves is not used
+    nn.functional.cross_entropy(model(points), labels).backward()  # old gradients of the caller are not used
     start, slope = weights(model), {name: value.grad.clone() for name, value in model.named_parameters()}
     before = {layer: norm(slope, layer) for layer in "03"}
     model[0].requires_grad_(factor != 0)
@@ -240,14 +240,14 @@ COSINE = [1, 0.853553, 0.5, 0.146447]
     ],
 )  # fmt: skip
 def test_the_schedule_by_hand(schedule, warmup_epochs, factors):
-    """One batch an epoch."""
+    """With one batch per epoch."""
     given = {"schedule": schedule, "warmup_epochs": warmup_epochs, "learning_rate": 0.5, "optimizer": "sgd"}
     rows = fit(net(), data=loaders(n=16), epochs=len(factors), **given).rows
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.5 * each for each in factors], abs=1e-6)
 
 
 def test_the_schedule_within_an_epoch(tmp_path):
-    """By place: the step size falls between updates, and where a training goes on with other batches."""
+    """The learning rate falls between updates, also when a training resumes with other batch sizes."""
     given, first = {"learning_rate": 1e-3, "schedule": "linear", "warmup_epochs": 0.5, "folder": tmp_path}, 1
     for batch_size, steps, epochs in ((16, 6, 2), (32, 3, 6)):
         rows = fit(net(), data=loaders(batch_size=batch_size), epochs=epochs, **given).rows[first - 1 :]
@@ -257,7 +257,7 @@ def test_the_schedule_within_an_epoch(tmp_path):
         first = epochs + 1
 
 
-# --- stopping, and what is kept ----------------------------------------------------------------------------
+# --- stopping, and saved checkpoints -----------------------------------------------------------------------
 
 LATE, DRAW, NONE = [0.1, 0.5, 0.4, 0.4, 0.9], [0.5] * 5, [0.0] * 5
 
@@ -268,22 +268,22 @@ LATE, DRAW, NONE = [0.1, 0.5, 0.4, 0.4, 0.9], [0.5] * 5, [0.0] * 5
     [
         (LATE, NONE, 2, 4, 2), (LATE, NONE, 3, 5, 5), (LATE, NONE, 0, 5, 5),
         ([0.9, 0.1, 0.2, 0.3, 0.4], NONE, 1, 2, 1),
-        (DRAW, [3.0, 2.0, 1.0, 2.0, 1.0], 0, 5, 3), (DRAW, NONE, 0, 5, 1),  # a draw in both is not better
+        (DRAW, [3.0, 2.0, 1.0, 2.0, 1.0], 0, 5, 3), (DRAW, NONE, 0, 5, 1),  # a tie in both is no improvement
     ],
 )  # fmt: skip
-def test_patience_and_the_best_epoch_stays(tmp_path, kept, scores, losses, patience, epochs, best):
-    """Among equal scores the smaller loss is better."""
+def test_patience_and_the_best_epoch(tmp_path, kept, scores, losses, patience, epochs, best):
+    """For equal scores the smaller loss is better."""
     model, after, folder = net(), [], tmp_path if kept == "in a folder" else None
-    given = {"folder": folder, "log": lambda row: after.append(weights(model))}
-    progress = fit(model, Scripted(scores, losses), epochs=5, patience=patience, **given)
+    settings = {"folder": folder, "log": lambda row: after.append(weights(model))}
+    progress = fit(model, Scripted(scores, losses), epochs=5, patience=patience, **settings)
     assert (progress.epoch, progress.best_epoch) == (epochs, best)
     assert [row["validation_accuracy"] for row in progress.rows] == pytest.approx(scores[:epochs])
     assert [same(weights(model), each) for each in after] == [n == best for n in range(1, epochs + 1)]
     assert [row["best"] for row in progress.rows][best - 1 :] == [True] + [False] * (epochs - best)
     if folder:
-        found = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
+        saved = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
         wanted = {best, epochs - 1, epochs}  # the best and the last two
-        assert wanted <= found and len(found) <= len(wanted) + 1  # and what was best before
+        assert wanted <= saved and len(saved) <= len(wanted) + 1  # and the previous best
         other = net(seed=1)  # nothing is left to train
         assert fit(other, Scripted([]), epochs=5, patience=patience, folder=folder) == progress
         assert same(weights(other), weights(model))
@@ -293,7 +293,7 @@ def test_patience_and_the_best_epoch_stays(tmp_path, kept, scores, losses, patie
 
 
 class Teacher(nn.Module):
-    """Dropout; a frozen backbone whose weights and statistics each pass moves; a count beside its tensors."""
+    """Dropout, a frozen backbone whose weights and statistics change in each pass, and a counter."""
 
     def __init__(self):
         super().__init__()
@@ -314,7 +314,7 @@ class Teacher(nn.Module):
         return self.head(nn.functional.dropout(self.backbone(points), 0.3, self.training))
 
 
-# 4 batches of 2 pieces and a validation of 4 pieces an epoch, 4 epochs; the epochs' ends are written.
+# 4 batches of 2 pieces and a validation of 4 pieces per epoch, 4 epochs; saves at the end of each epoch.
 MOMENTS = {
     **{f"never, {kind}": [] for kind in KINDS},
     "at the first batch": [("batch", 1, "SIGKILL")],
@@ -332,7 +332,7 @@ MOMENTS = {
     "asked to stop after a row": [("row", 2, "SIGTERM")],
     "interrupted, and again": [("batch", 11, "SIGINT"), ("validation", 3, "SIGINT")],
 }
-"""By name; the kinds take turns."""
+"""Name -> signals; the kinds of KINDS take turns."""
 STATUS = {None: 0, "SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130}
 
 
@@ -341,7 +341,7 @@ def kind_of(name):
 
 
 def train_until(moment, folder, kind):
-    """A training that gets a signal at the nth event of a kind; the exit status of its process."""
+    """A training that gets a signal at the nth event of a kind; returns the exit status of its process."""
     events, files = Counter(), {"os.rename": ("write", 1), "os.remove": ("prune", 0)}
 
     def happens(event):
@@ -351,8 +351,8 @@ def train_until(moment, folder, kind):
             events["asked between epochs"] = event != "batch"
             os.kill(os.getpid(), getattr(signal, moment[2]))
 
-    def audit(event, given):
-        if event in files and "/checkpoint-" in str(given[files[event][1]]):
+    def audit(event, settings):
+        if event in files and "/checkpoint-" in str(settings[files[event][1]]):
             happens(files[event][0])
 
     class Task(Classification):
@@ -366,9 +366,9 @@ def train_until(moment, folder, kind):
 
     sys.addaudithook(audit)
     model, data = from_seed(Teacher), shuffled(kind, 64, 16)
-    given = {"epochs": 4, "learning_rate": 0.02, "micro_batch": 8, "warmup_epochs": 1, "clip_norm": 0.5}
+    settings = {"epochs": 4, "learning_rate": 0.02, "micro_batch": 8, "warmup_epochs": 1, "clip_norm": 0.5}
     try:
-        progress = fit(model, Task(), data, folder=folder, log=log, seed=7, save_every_steps=1, **given)
+        progress = fit(model, Task(), data, folder=folder, log=log, seed=7, save_every_steps=1, **settings)
     except KeyboardInterrupt:
         return 130
     except SystemExit as error:
@@ -379,8 +379,8 @@ def train_until(moment, folder, kind):
 
 def kill_at_moments(folder):
     """Trains in forked children, which are killed at each of MOMENTS, and then resumes them."""
-    torch.set_num_threads(1)  # a fork has none of OpenMP's other threads, and would wait for them
-    fit(net(), epochs=1)  # what the first training imports, it imports once and not in every child
+    torch.set_num_threads(1)  # a fork lacks OpenMP's other threads, and would wait for them
+    fit(net(), epochs=1)  # the first training imports modules once, instead of in every child
     os.fsync = lambda descriptor: None  # see conftest.py
     for name, moments in MOMENTS.items():
         (folder / name).mkdir()
@@ -403,18 +403,18 @@ def killed(tmp_path_factory):
 
 
 def ends(folder):
-    """Weights and progress at the end, the state to go on from, the rows by epoch; no seconds."""
+    """Weights and progress at the end, the state to resume from, and the rows by epoch, without times."""
     state, progress = torch.load(folder / "end.pt", weights_only=True)
     rows = {row["epoch"]: row | {"seconds": 0} for row in read_lines(folder / "metrics.jsonl")}
     kept = Store(folder).restore()
-    for told in (progress, kept["progress"]):
-        told["seconds"], told["rows"] = len(told["seconds"]), timeless(told["rows"])
+    for each in (progress, kept["progress"]):
+        each["seconds"], each["rows"] = len(each["seconds"]), timeless(each["rows"])
     return {"weights": state, "progress": progress, "kept": kept, "rows": rows}
 
 
 @pytest.mark.parametrize("moment", list(MOMENTS)[len(KINDS) :])
-def test_killed_and_resumed_is_as_never_stopped(killed, moment):
-    """To the bit, whatever is drawn or moved; see `Noisy` and `Teacher`."""
+def test_a_killed_and_resumed_training_equals_an_uninterrupted_one(killed, moment):
+    """Bit for bit, with random draws and changing buffers; see `Noisy` and `Teacher`."""
     straight, resumed = ends(killed / f"never, {kind_of(moment)}"), ends(killed / moment)
     for part in straight:
         assert same(resumed[part], straight[part]), part
@@ -422,12 +422,12 @@ def test_killed_and_resumed_is_as_never_stopped(killed, moment):
 
 
 def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
-    """Every minute of a clock that an update moves by 25 seconds, and at the end of each epoch."""
+    """Every minute of a clock that advances by 25 seconds per update, and at the end of each epoch."""
     passed, saved, save = [], [], Store.save
 
-    def noting(store, state, **given):
+    def noting(store, state, **options):
         saved.append(state["progress"]["updates"])
-        save(store, state, **given)
+        save(store, state, **options)
         store.wait()
 
     monkeypatch.setattr(Store, "save", noting)
@@ -454,23 +454,23 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_a_checkpoint_that_does_not_fit_is_passed_over(tmp_path, misfit):
-    """It is whole, but has something else in one place."""
+def test_a_checkpoint_that_does_not_fit_is_skipped(tmp_path, misfit):
+    """It is intact, but one entry differs."""
     straight, model, store = net(), net(), Store(tmp_path)
-    given = {"epochs": 3, "learning_rate": 0.1, "keep_checkpoints": 3, "folder": tmp_path}
-    fit(straight, **given)
+    settings = {"epochs": 3, "learning_rate": 0.1, "keep_checkpoints": 3, "folder": tmp_path}
+    fit(straight, **settings)
     max(tmp_path.glob("checkpoint-*")).unlink()
     state, ((*above, last), value) = store.restore(), MISFITS[misfit]
     reduce(getitem, above, state)[last] = value
     store.save(state)
     store.wait()
     with pytest.warns(UserWarning, match="does not fit this training .* resumes from `checkpoint-000002"):
-        fit(model, **given)
+        fit(model, **settings)
     assert same(weights(model), weights(straight))
 
 
 @pytest.mark.parametrize("other", [linear(8, 3), nn.BatchNorm1d(8)])
-def test_where_none_fits_nothing_is_begun_anew_and_nothing_changed(tmp_path, other):
+def test_if_no_checkpoint_fits_nothing_restarts_or_changes(tmp_path, other):
     fit(net(), epochs=1, folder=tmp_path)
     model, before = net(seed=1), {path: path.read_bytes() for path in tmp_path.iterdir()}
     model[3] = other
@@ -481,7 +481,7 @@ def test_where_none_fits_nothing_is_begun_anew_and_nothing_changed(tmp_path, oth
     assert same(weights(model), untouched)
 
 
-def test_the_best_epoch_lost_after_the_last(tmp_path):
+def test_the_best_epoch_is_lost_after_training(tmp_path):
     model, again = net(), net()
     fit(model, Scripted([0.9, 0.2, 0.3]), epochs=3, folder=tmp_path)
     min(tmp_path.glob("checkpoint-*")).unlink()  # the first epoch was the best
@@ -495,8 +495,8 @@ def test_the_best_epoch_lost_after_the_last(tmp_path):
 
 
 @pytest.mark.parametrize(("precision", "around"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_a_task_is_an_island_of_float32(precision, around):
-    """A loss of one's own is not rounded to half precision; nor is a circuit: see test_layers.py."""
+def test_a_task_computes_in_float32(precision, around):
+    """A user's loss is not rounded to half precision; neither is a circuit: see test_layers.py."""
     model, inside, seen = net(), set(), set()
 
     class Seeing(Classification):
@@ -504,20 +504,20 @@ def test_a_task_is_an_island_of_float32(precision, around):
             seen.add(model(batch[0]).dtype)
             return super().__call__(model, batch)
 
-    model[0].register_forward_hook(lambda layer, given, found: inside.add(found.dtype))
+    model[0].register_forward_hook(lambda layer, inputs, output: inside.add(output.dtype))
     fit(model, Seeing(), epochs=1, precision=precision)
     assert inside == {around} and seen == {torch.float32}
-    assert not model._forward_hooks, "the training leaves something behind"
+    assert not model._forward_hooks, "the training changes the model"
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_steps_that_overflow_in_float16_leave_rows_that_can_be_written():
+def test_rows_of_overflowing_float16_steps_can_be_written():
     json.dumps(fit(net(), epochs=3, precision="float16", device="cuda").rows, allow_nan=False)
 
 
-# --- refusals ----------------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------------
 
 
 NAMED = DataLoader([(point, "a name") for point in clouds(8)[0]], batch_size=8)
@@ -531,38 +531,38 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("data", "settings", "what"), REFUSED)
-def test_what_cannot_be_trained_is_refused(data, settings, what):
+def test_impossible_trainings_raise_an_error(data, settings, what):
     with refused(what):
         fit(net().requires_grad_("weights" not in what), data=loaders() | data, **settings)
 
 
 @pytest.mark.parametrize(
-    ("training", "at", "value", "told"),
+    ("training", "at", "value", "sentence"),
     [
         (True, 1, math.nan, "training loss at epoch 1, batch 0 is not finite. Check the data"),
         (True, 10, math.inf, "training loss at epoch 2, batch 3 is not finite"),
         (False, 4, math.nan, "epoch 2's validation loss is not finite"),
     ],
 )
-def test_a_loss_that_is_not_finite_names_its_place_and_spoils_no_checkpoint(
-    tmp_path, training, at, value, told
+def test_a_loss_that_is_not_finite_names_its_place_and_harms_no_checkpoint(
+    tmp_path, training, at, value, sentence
 ):
     model, rows = net(), []
     broken = At(at, lambda: model[3].weight.data.fill_(value), training)
-    with pytest.raises(FloatingPointError, match=f"^The {told}"):
+    with pytest.raises(FloatingPointError, match=f"^The {sentence}"):
         fit(model, broken, epochs=3, folder=tmp_path, log=rows.append)
     assert len(rows) == len(list(tmp_path.glob("checkpoint-*"))) < 2
     with pytest.raises(FloatingPointError, match=r"^The loss is not finite\. Check the data"):
         train.evaluate(model, TASK, loaders()["validation"])
 
 
-def test_a_gradient_that_is_not_finite_names_its_group_and_leaves_everything_as_it_was(monkeypatch):
+def test_a_gradient_that_is_not_finite_names_its_group_and_changes_nothing(monkeypatch):
     # Importing torch's compiler, as every optimizer of torch does at its first step, sets this variable.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/tmp/inductor"))
     import accelerate  # noqa: F401 - its import adds a filter of warnings
 
     def surroundings():
-        """What tests/conftest.py does not look at after every test."""
+        """Globals that tests/conftest.py does not check after every test."""
         lists = logging.root.handlers, warnings.filters, vars(model)
         states = torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu"), dict(os.environ)
         return [list(each) for each in lists], states
