@@ -113,7 +113,7 @@ def test_effective_dimension_of_a_circuit_is_seeded_and_uses_evaluation_mode():
     assert one == same != other and 0 < one < 1.5
     for wrong in ({"n_data": 49}, {"n_weights": 0}):
         with refused(*wrong):
-            gradients.effective_dimension(model, inputs, **given | wrong)
+            gradients.effective_dimension(model, inputs, **sizes | wrong)
 
 
 # --- 04b_inside: the loss along lines -----------------------------------------------------------------------
