@@ -4,13 +4,12 @@ Results are read from files, never from printed text.
 """
 
 import ast
+import contextlib
 import itertools
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
+import textwrap
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from typer.testing import CliRunner
 
 from qnnkit import cli, runs
 from tests.colab import code_cells
-from tests.forked import begun
+from tests.forked import begun, start
 from tests.torture import kill
 from tests.wheels import outside
 
@@ -221,23 +220,37 @@ AT_REST = """async () => {
 PICTURES = {"02_gradient_check": 3, "03_train": 1, runs.ANALYZE: 4, runs.INSIDE: 4}
 """Notebook -> number of its pictures, except those of the inspector."""
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
-LAB = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyterlab.labapp import main; main()"
-"""JupyterLab, without a module that takes seconds to import."""
+LAB = """
+    import sys
+    sys.modules["rfc3987_syntax"] = None
+    from jupyter_client.provisioning import local_provisioner
+    from jupyterlab.labapp import main
+    from qnnkit import warm
+
+    def forked(command, env, **options):
+        inline = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+        words = [sys.executable, "-m", "qnnkit.kernel", *command[3:], "--IPKernelApp.parent_handle=0"]
+        return warm.Forked(words, env | inline)
+
+    if warm.ready([sys.executable, "-m"]):
+        local_provisioner.launch_kernel = forked
+    main()
+"""
+"""JupyterLab; its kernels are forked, as those of `qnnkit run`."""
 
 
 @pytest.fixture(scope="module")
 def lab(finished: runs.Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a JupyterLab that serves the chain's workspace.
 
-    It has one notebook of all executed ones, and the source of the last one, for a kernel to run.
+    It has one notebook of all executed ones, and one with the cells of the last one that the inspector needs.
     """
     home, place = finished.folder.parents[1], tmp_path_factory.mktemp("lab")
     executed = [cell for name in PICTURES for cell in code_cells(finished.notebook(name))]
     shown = [(cell.source, cell.outputs) for cell in executed if "Inspector" not in cell.source]
-    live = [("import sys; sys.modules['rfc3987_syntax'] = None", [])]
-    for cell in code_cells(ROOT / "notebooks" / f"{runs.INSIDE}.ipynb"):
-        less = "\nhardware_images = 0" if "parameters" in tags(cell) else ""
-        live += [] if "setup" in tags(cell) else [(cell.source + less, [])]
+    needed = ("run_dir: str", "run = runs.open_run(", "images = ", "inspector.Inspector(")
+    inside = [cell.source for cell in code_cells(ROOT / "notebooks" / f"{runs.INSIDE}.ipynb")]
+    live = [(source, []) for source in inside if any(line in source for line in needed)]
     for name, cells in {"shown": shown, "live": live}.items():
         book = nbformat.v4.new_notebook(
             cells=[nbformat.v4.new_code_cell(source, outputs=outputs) for source, outputs in cells],
@@ -247,16 +260,15 @@ def lab(finished: runs.Run, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     settings = place / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps({"windowingMode": "none"}))  # otherwise cells out of view are not drawn
-    environment = dict(os.environ) | {"QNNKIT_HOME": f"{home}", "PYTHONWARNINGS": "ignore"}
+    environment = {"QNNKIT_HOME": f"{home}", "PYTHONWARNINGS": "ignore"}
     environment |= {f"JUPYTER_{name}_DIR": f"{place / name}" for name in ("CONFIG", "DATA", "RUNTIME")}
     environment["JUPYTERLAB_SETTINGS_DIR"] = f"{place / 'settings'}"
-    command = [sys.executable, "-c", LAB, "--no-browser", "--allow-root", "--port=0"]
+    command = ["--no-browser", "--allow-root", "--port=0"]
     command += ["--IdentityProvider.token=", "--LabApp.news_url=", "--LabApp.expose_app_in_browser=True"]
     command += [f"--ServerApp.root_dir={home}", "--ServerApp.disable_check_xsrf=True"]
-    log = place / "lab.log"
-    with log.open("w") as file:
-        options: dict[str, Any] = {"stdout": file, "stderr": file, "cwd": home}
-        server = subprocess.Popen(command, **options, env=environment)
+    (log := place / "lab.log").touch()
+    with contextlib.chdir(home):
+        server = start("tests.forked", log, textwrap.dedent(LAB), *command, log=log, env=environment)
     try:
         begun(server, lambda: ADDRESS.search(log.read_text()), log)
         yield ADDRESS.search(log.read_text())[0]
@@ -332,7 +344,7 @@ def test_a_notebook_runs_and_the_inspector_answers_in_jupyterlab(browser: Any, l
     done = page.evaluate(RUN_ALL)
     assert page.locator(".jp-RenderedText[data-mime-type*='stderr']").all_inner_texts() == [] and done
     page.evaluate(AT_REST)
-    assert page.locator(".jp-OutputArea img:not(.widget-image)").count() == PICTURES[runs.INSIDE]
+    assert page.locator(".jp-OutputArea img:not(.widget-image)").count() == 2
     before, slider = _changed(page), page.locator(".widget-hslider")
     assert len(before) == 4
     for place, key, which in (
