@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import rich.style  # noqa: F401  scikit-learn imports it, and it draws from Python's generator once
 
-from tests import forked  # noqa: F401  other processes are forked from here on
+from tests import forked
 from tests.showing import browser  # noqa: F401  a fixture
 from tests.wheels import installed, wheel  # noqa: F401  fixtures
 
@@ -27,6 +27,17 @@ LONGEST = (
     *("contract", "study", "batch", "kinds", "random_circuits", "claims", "runs", "train", "simulator"),
 )
 """The slowest test files, which start first, so that two workers that share the files end together."""
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_configure_node(node: Any) -> None:
+    if sys.platform == "linux":
+        node.workerinput["forks"] = forked.shared()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if forks := getattr(config, "workerinput", {}).get("forks"):
+        forked.share(forks)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -32,6 +32,18 @@ def begin() -> None:
         usual()
 
 
+def shared() -> str:
+    """The address of a fork server of this process, which only hands out tests, for those that run them."""
+    server.ensure_running()
+    return server._forkserver_address
+
+
+def share(address: str) -> None:
+    """Has the processes of this one forked by another one's server, which ends with that one."""
+    server._forkserver_address, server._forkserver_alive_fd = address, os.open(os.devnull, os.O_RDONLY)
+    server.ensure_running = lambda: None
+
+
 def start(*words: object, log: Path, env: Mapping[str, str] | None = None) -> Any:
     """`python -m WORDS` in the current folder, as by `subprocess.Popen`; its output is appended to `log`."""
     return warm.start([sys.executable, "-m", *map(str, words)], dict(os.environ) | dict(env or {}), log)
