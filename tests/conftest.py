@@ -31,13 +31,15 @@ LONGEST = (
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_configure_node(node: Any) -> None:
+    """All workers share one fork server, which the process that hands out tests starts."""
     if sys.platform == "linux":
-        node.workerinput["forks"] = forked.shared()
+        forked.server.ensure_running()
+        node.workerinput["forks"] = forked.server._forkserver_address
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if forks := getattr(config, "workerinput", {}).get("forks"):
-        forked.share(forks)
+    if "forks" in getattr(config, "workerinput", ()):
+        forked.share(config.workerinput["forks"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -32,14 +32,8 @@ def begin() -> None:
         usual()
 
 
-def shared() -> str:
-    """The address of a fork server of this process, which only hands out tests, for those that run them."""
-    server.ensure_running()
-    return server._forkserver_address
-
-
 def share(address: str) -> None:
-    """Has the processes of this one forked by another one's server, which ends with that one."""
+    """Forks processes from another process's server, which ends with that process."""
     server._forkserver_address, server._forkserver_alive_fd = address, os.open(os.devnull, os.O_RDONLY)
     server.ensure_running = lambda: None
 
