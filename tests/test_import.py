@@ -1,16 +1,13 @@
-"""Importing qnnkit takes almost no time and changes nothing; its parts import only lower parts."""
+"""Importing qnnkit takes almost no time and changes nothing; no file is too long."""
 
 import json
 import os
-import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "qnnkit"
-SECONDS = 0.3
-LINES = 400
 
 LATE = {
     "transformers", "peft", "tokenizers", "miditok", "symusic", "pandas", "sklearn", "accelerate", "dask",
@@ -67,7 +64,7 @@ IMPORT = """
 
 def test_the_import_is_fast_changes_nothing_and_loads_no_heavy_package():
     facts = python(IMPORT)
-    assert facts["seconds"] < SECONDS
+    assert facts["seconds"] < 0.3
     assert facts["changed"] == facts["missing"] == facts["changed by others"] == []
     assert not LATE & {name.split(".")[0] for name in facts["modules"]}
     assert not {"transformers", "peft", "tokenizers"} & set(facts["of tasks"])
@@ -75,22 +72,13 @@ def test_the_import_is_fast_changes_nothing_and_loads_no_heavy_package():
 
 def test_qnnkit_alone_loads_neither_torch_nor_pennylane():
     loaded = python("import json, sys, qnnkit, qnnkit.cli; print(json.dumps(sorted(sys.modules)))")
-    assert {"torch", "pennylane", *LATE} & set(loaded) == set()
+    assert {"torch", "pennylane", *LATE}.isdisjoint(loaded)
 
 
-# --- the layers --------------------------------------------------------------------------------------------
-
-
-def test_parts_import_only_what_the_contracts_of_pyproject_allow():
-    """Only lower parts, no cycles inside a part, and matplotlib only in plots."""
-    command = [Path(sys.executable).parent / "lint-imports", "--no-cache", "--no-logo"]
-    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
-    assert done.returncode == 0 and "0 broken" in done.stdout, done.stdout
+# --- files ------------------------------------------------------------------------------------------------
 
 
 def test_no_file_is_too_long_and_module_names_are_unique():
     paths = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
-    assert [path for path in PACKAGE.rglob("*.py") if len(path.read_text().splitlines()) > LINES] == []
+    assert [path for path in PACKAGE.rglob("*.py") if len(path.read_text().splitlines()) > 400] == []
     assert sorted({path.stem for path in paths}) == sorted(path.stem for path in paths)
-    fillers = re.compile(r"def _?(here|own|told|found|rest)\(")
-    assert [path for path in paths if fillers.search(path.read_text())] == []
