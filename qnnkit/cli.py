@@ -105,8 +105,10 @@ def run(
     given = {name: value for name, value in given.items() if name not in parameters}
     begun = runs.open_run(run_dir, recipe, among=only and listed(only), **given)
     result = runs.chain.finished(begun)
-    chained = notebooks or begun.notebook(names[0]).exists()  # else trained without notebooks
-    if result is None or (chained and not all(begun.notebook(name).exists() for name in names)):
+    left = [name for name in names if not begun.notebook(name).exists()]
+    asked = [n for n in left if {*parameters} & {*runs.chain.declared(runs.chain.find_notebook(n))}]
+    # A run that was trained without notebooks gets them only on request.
+    if result is None or (left and (notebooks or asked or names[0] not in left)):
         echo = runs.chain.logged(begun, typer.echo)
         for note in begun.splits.notes:  # unusable data raise an error here, before a notebook starts
             echo(f"Note: {note}")

@@ -213,7 +213,7 @@ def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeyp
     assert chain.of_notebooks("run", {"x": "1e-3"}, (), ("00_setup",)) == {"x": 0.001}
 
 
-def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):
+def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures, monkeypatch):
     begun = finish("run")
     executed = begun.notebook("02_gradient_check")
     executed.parent.mkdir(exist_ok=True)
@@ -222,6 +222,15 @@ def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures):
     for other in ("plateau_qubits=5", "samples=5"):
         status, _, err = qnnkit("run", "--run-dir", "run", "--set", other)
         assert status == 2 and "be the value with which 02_gradient_check of this run finished" in err
+    executed.unlink()  # the run was trained without notebooks: a parameter asks for them
+    monkeypatch.setattr(runs, "run_notebooks", lambda run, echo, parameters, *args: asked.append(parameters))
+    asked = []
+    assert (
+        qnnkit("run", "--run-dir", "run")[0]
+        == qnnkit("run", "--run-dir", "run", "--set", "samples=5")[0]
+        == 0
+    )
+    assert asked == [{"samples": 5}]
 
 
 def test_train_takes_epochs_and_describes_the_data(qnnkit, pictures):
