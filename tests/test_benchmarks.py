@@ -164,8 +164,7 @@ def test_a_prediction_is_judged_by_medians(peak, seconds, within):
 
 
 def test_every_setting_was_predicted():
-    settings = pd.read_csv(record.RESULTS / "predicted.csv")["setting"]
-    assert list(settings) == list(predicting.SETTINGS) and len(settings) >= 21
+    assert list(pd.read_csv(record.RESULTS / "predicted.csv")["setting"]) == list(predicting.SETTINGS)
 
 
 @pytest.mark.slow

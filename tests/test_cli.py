@@ -15,7 +15,7 @@ from qnnkit import RECIPES, cli_settings, device, recipes, report, runs
 from qnnkit.runs import chain
 from tests import forked
 from tests.same import raises
-from tests.toys import fill, typing
+from tests.toys import fill, typing, write
 
 
 @pytest.fixture
@@ -43,8 +43,7 @@ def refused(answer, *sentences):
     status, out, err = answer
     assert (status, out) == (2, "")
     assert re.fullmatch(r"qnnkit: .*[.!?]\n", err) and "[Errno" not in err  # a sentence
-    for words in sentences:
-        assert words in err
+    assert [words for words in sentences if words not in err] == []
 
 
 # --- settings ----------------------------------------------------------------------------------------------
@@ -127,9 +126,7 @@ WORKSPACE = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_wrong_words_give_one_sentence_and_no_option_is_ignored(qnnkit, home, monkeypatch, words):
     monkeypatch.setenv("HOME", str(home / "person"))
-    for name, text in WORKSPACE.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(text)
+    write(home, WORKSPACE)
     refused(qnnkit(*words.split()), REFUSED[words])
     files = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()}
     assert files == {*WORKSPACE}, "a run has begun"
@@ -214,22 +211,18 @@ def test_parameters_of_notebooks_are_set_like_settings(qnnkit, pictures, monkeyp
 
 
 def test_a_notebook_that_has_finished_keeps_its_parameters(qnnkit, pictures, monkeypatch):
-    begun = finish("run")
-    executed = begun.notebook("02_gradient_check")
-    executed.parent.mkdir(exist_ok=True)
-    executed.write_text(json.dumps({"metadata": {"papermill": {"parameters": {"plateau_qubits": 4}}}}))
+    executed = finish("run").notebook("02_gradient_check")
+    write(
+        executed.parent, {executed.name: {"metadata": {"papermill": {"parameters": {"plateau_qubits": 4}}}}}
+    )
     assert qnnkit("run", "--run-dir", "run", "--set", "plateau_qubits=4", "--set", "samples=4")[0] == 0
     for other in ("plateau_qubits=5", "samples=5"):
-        status, _, err = qnnkit("run", "--run-dir", "run", "--set", other)
-        assert status == 2 and "be the value with which 02_gradient_check of this run finished" in err
+        answer = qnnkit("run", "--run-dir", "run", "--set", other)
+        refused(answer, "be the value with which 02_gradient_check of this run finished")
     executed.unlink()  # the run was trained without notebooks: a parameter asks for them
     monkeypatch.setattr(runs, "run_notebooks", lambda run, echo, parameters, *args: asked.append(parameters))
     asked = []
-    assert (
-        qnnkit("run", "--run-dir", "run")[0]
-        == qnnkit("run", "--run-dir", "run", "--set", "samples=5")[0]
-        == 0
-    )
+    assert qnnkit("run", "--run-dir", "run", "--set", "samples=5")[0] == 0
     assert asked == [{"samples": 5}]
 
 

@@ -228,9 +228,8 @@ LAB = """
     from qnnkit import warm
 
     def forked(command, env, **options):
-        inline = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
         words = [sys.executable, "-m", "qnnkit.kernel", *command[3:], "--IPKernelApp.parent_handle=0"]
-        return warm.Forked(words, env | inline)
+        return warm.Forked(words, env | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"})
 
     if warm.ready([sys.executable, "-m"]):
         local_provisioner.launch_kernel = forked
