@@ -135,18 +135,6 @@ def test_auto_is_compared_with_every_fixed_choice(monkeypatch):
     assert rows[-1]["samples"] == 8
 
 
-SLOW = "W1: auto takes {} times as long as a."
-TOLD = {1.09: [], 1.2: [SLOW.format("1.20")], None: ["W1: there is nothing to compare."]}
-TOLD[4.0] = [SLOW.format("4.00"), "W1: auto is slower than b, the slowest."]
-
-
-@pytest.mark.parametrize("auto", TOLD)
-def test_a_slow_auto_is_reported(auto):
-    times = {"auto": auto, "a": 1.0, "b": 3.0, "c": None}
-    table = pd.DataFrame({"choice": times.keys(), "median_ms": times.values()}).astype({"median_ms": float})
-    assert placing.problems(table.assign(workload="W1", chosen="")) == TOLD[auto]
-
-
 # --- predicted and measured --------------------------------------------------------------------------------
 
 

@@ -180,6 +180,15 @@ def test_a_batch_in_pieces_equals_the_whole_batch(n, micro_batch):
     torch.testing.assert_close(pieces, whole, rtol=0, atol=SAME_SUM)
 
 
+def test_a_single_step_in_pieces_equals_that_of_the_whole_batch():
+    """As used for timing and planning."""
+    [batch] = loaders(64, 64, dtype=torch.float64)["train"]
+    models = {micro_batch: net(dtype=torch.float64) for micro_batch in (None, 16)}
+    for micro_batch, model in models.items():
+        train.Stepper(model, TASK, Settings(**ONE_STEP, micro_batch=micro_batch))(batch)
+    torch.testing.assert_close(*map(weights, models.values()), rtol=0, atol=SAME_SUM)
+
+
 def groups(model, **first):
     """The two linear layers as two groups; keywords set options of the first."""
     return [
