@@ -161,7 +161,6 @@ def calibration_error(class_probs: Tensor, labels: Tensor, n_bins: int = 15) -> 
     Reference:
         Guo et al. 2017, arXiv:1706.04599, equation 3.
     """
-    checks.positive("n_bins", n_bins)
     confidence, predicted = class_probs.double().max(dim=-1)
     edges = torch.linspace(0, 1, n_bins + 1, dtype=torch.float64, device=confidence.device)
     which = torch.bucketize(confidence, edges[1:-1])

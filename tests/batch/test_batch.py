@@ -337,9 +337,9 @@ def test_a_batch_runs_and_is_saved(acted):
         assert call["words"][4:6] == ["--notebooks", "03_train,04_analyze"]
     assert {path.name for path in folder.glob("[!.]*")} == {"batch.yaml", "batch.json"}
     assert lines[0] == "Batch b: 3 runs." and sum("  finished" in line for line in lines) == 3
-    before = {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("[!.]*")}
     assert quietly(content) == (outcomes, ["Batch b: 3 runs."])
-    assert {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in (acted / "runs").rglob("[!.]*")} == before
     judged = {**content, "settings": {**content["settings"], "min_difference": 0.5}}
     assert quietly(judged) == quietly(judged) == (outcomes, ["Batch b: 3 runs."])
     after = [workspace.read_json(each.folder / "config.json") for each in outcomes]
