@@ -78,7 +78,7 @@ def choice(name: str, value: str, choices: Collection[str], more: str = "") -> s
 def positive(
     name: str, value: Any, next_step: str = "Use 1 or more.", *, above: int = 0, whole: bool = True
 ) -> None:
-    """Raises ValueError unless `value` is a whole number, or if not `whole` any number, above zero."""
+    """Raises ValueError unless `value` is a number above `above`; a whole one, unless `whole` is False."""
     number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     if not (number and above < value < math.inf):  # pyright: ignore[reportOperatorIssue]
         raise ValueError(message(name, f"be a {'whole ' * whole}number above {above}", value, next_step))

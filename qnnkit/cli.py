@@ -106,7 +106,8 @@ def run(
     begun = runs.open_run(run_dir, recipe, among=only and listed(only), **given)
     result = runs.chain.finished(begun)
     left = [name for name in names if not begun.notebook(name).exists()]
-    asked = [n for n in left if {*parameters} & {*runs.chain.declared(runs.chain.find_notebook(n))}]
+    source = runs.chain.find_notebook
+    asked = parameters and [n for n in left if parameters.keys() & runs.chain.declared(source(n)).keys()]
     # A run that was trained without notebooks gets them only on request.
     if result is None or (left and (notebooks or asked or names[0] not in left)):
         echo = runs.chain.logged(begun, typer.echo)

@@ -63,7 +63,7 @@ def robustness(
         shots: Numbers of shots.
         depolarizing: Probabilities p: the channel applies X, Y or Z with p / 3 each.
         readout: Probabilities that a wire is read as its opposite.
-        device: A fake device (noise and wiring of a real one), as "FakeManilaV2"; needs the extra `hardware`.
+        device: A fake device (noise and wiring of a real one): "FakeManilaV2"; needs the extra `hardware`.
         device_shots: Numbers of shots on the device.
         seed: Fixes the shots.
 

@@ -230,7 +230,7 @@ def tensor_of(name: str, values: Any, least: int = 0) -> torch.Tensor:
     """
     try:
         if isinstance(values, dict):
-            raise ValueError("a dictionary, whose columns numpy.column_stack([*inputs.values()]) joins")
+            raise ValueError(f"a dictionary, whose columns numpy.column_stack([*{name}.values()]) joins")
         if not isinstance(values, torch.Tensor):
             values = values if hasattr(values, "__array__") else [*map(eight_bit, values)]
             values = np.ascontiguousarray(np.ma.filled(values, np.nan))  # masked values are missing

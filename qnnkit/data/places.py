@@ -366,5 +366,9 @@ def pattern(argument: str, written: str) -> re.Pattern[str]:
 
 def left_out(names: Reasons) -> list[str]:
     """Returns a note for each kind of files that are not read."""
-    notes = [f"Left out {len(each):,} {what}: {first(each)}." for what, each in names.items() if each]
-    return [re.sub("^Left out 1 (?!of )", "Left out ", note) for note in notes]  # "1 files" is no English
+    notes = []
+    for what, each in names.items():
+        is_single = len(each) == 1 and not what.startswith("of ")  # "1 of 20 images", but not "1 files"
+        n = "" if is_single else f"{len(each):,} "
+        notes += [f"Left out {n}{what}: {first(each)}."] * bool(each)
+    return notes

@@ -220,7 +220,8 @@ def _columns(content: bytes, is_parquet: bool) -> Iterator[Record]:
 
     buffer = pyarrow.BufferReader(content)
     read = ipc.open_file if content.startswith(b"ARROW1") else ipc.open_stream
-    yield from (parquet.read_table(buffer) if is_parquet else read(buffer).read_all()).to_pylist()
+    table = parquet.read_table(buffer) if is_parquet else read(buffer).read_all()
+    yield from table.to_pylist()
 
 
 # --- chats -------------------------------------------------------------------------------------------------

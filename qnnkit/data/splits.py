@@ -202,8 +202,9 @@ def share_of(
     for each, size in enumerate(sizes):  # positions 1, 2, ... in each class
         place[np.flatnonzero(label == each)[order(size, each)]] = np.arange(1, size + 1)
     due, ranks = np.where(place == 1, 0.0, place / sizes[label]), order(len(sizes))
+    total = max(round(share * n), np.count_nonzero(sizes))
     chosen = place <= (share * sizes).astype(np.int64)[label]
-    chosen[np.lexsort((ranks[label], due))[: max(round(share * n), np.count_nonzero(sizes))]] = True
+    chosen[np.lexsort((ranks[label], due))[:total]] = True
     return torch.from_numpy(np.flatnonzero(chosen))
 
 

@@ -325,10 +325,8 @@ def _in_a_kernel(
                 kernel_manager_class=manager,
             )
 
-    with (
-        tempfile.TemporaryDirectory(None, "qnnkit-", warm.sockets(), True) as folder,  # without errors
-        ThreadPoolExecutor(1) as thread,
-    ):
+    temporary = tempfile.TemporaryDirectory(prefix="qnnkit-", dir=warm.sockets(), ignore_cleanup_errors=True)
+    with temporary as folder, ThreadPoolExecutor(1) as thread:
         execution = thread.submit(execute, _manager(folder, running, kernels))
         try:
             while not wait([execution], LOOK).done:

@@ -302,8 +302,9 @@ def tracked(run: Run) -> Iterator[None]:
         yield
     finally:
         over.set()
+        end = time.monotonic() + END
         for thread in threads:
-            thread.join(END / len(threads))
+            thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
                 _disabled(thread.name, f"it had not finished {END:.0f} s after the training")
 

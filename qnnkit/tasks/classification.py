@@ -42,7 +42,8 @@ class Classification:
     @classmethod
     def of(cls, settings: Any) -> Classification:
         """Returns the task with the options of settings derived from `data.Images`."""
-        return cls(settings.label_smoothing, augment=getattr(augment, settings.augmentation, None))
+        changes = {"none": None, "affine": augment.affine}
+        return cls(settings.label_smoothing, augment=changes[settings.augmentation])
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
         images, labels = batch
