@@ -10,10 +10,10 @@ Where to start:
   a class of yours); `qnnkit run --recipe digits_quanv --run-dir runs/first` trains it, its controls included,
   and writes the report. Start your own recipe with a subclass of `Settings`, or with `qnnkit new`.
 * **Parts.** `circuits`, `layers` and `models` make nets, `adapters` tune language models; `data` reads and
-  splits, `tasks` score, `train` is the loop; `runs` and `batch` keep what is trained, `report` compares it;
-  `gradients`, `noise` and `inspector` look inside; `measure` predicts time, memory and cost, `device` lists
-  what can compute here. Import a part by name: `from qnnkit import gradients`; `qnnkit --help` lists the
-  commands.
+  splits, `tasks` score, `train` is the loop; `recipes`, `runs` and `batch` keep what is trained, `report`
+  compares it (`stats`) and draws it (`plots`); `gradients`, `noise` and `inspector` look inside; `measure`
+  predicts time, memory and cost, `device` lists what can compute here. Import a part by name, and ask it what
+  it has: `from qnnkit import gradients; help(gradients)`. `qnnkit --help` lists the commands.
 
 A net and its controls, whose sizes follow from a batch that the net has processed:
 

@@ -1,5 +1,8 @@
 """Embeddings and ansaetze as plain PennyLane quantum functions, in one registry.
 
+`CIRCUITS` has them by name: `EMBEDDINGS` write `inputs` into angles or amplitudes, `ANSAETZE` have trainable
+`weights`, angles in radians. `INITIALISATIONS` draw initial weights. `build` makes a QNode of them.
+
 Each works on any number of wires and can be printed (`inspect.getsource`), drawn and copied:
 
     >>> import pennylane as qp
@@ -31,12 +34,15 @@ Wires = tuple[int, ...]
 
 
 def angle(inputs: Any, wires: Wires) -> None:
-    """Embeds each feature as the angle of one RY, in radians; RY(t) = exp(-i t Y / 2)."""
+    """Embeds each feature as the angle of one RY, in radians; RY(t) = exp(-i t Y / 2).
+
+    `inputs` have shape (..., n_features), with at most one feature per wire.
+    """
     qp.AngleEmbedding(inputs, wires=wires, rotation="Y")
 
 
 def amplitude(inputs: Any, wires: Wires) -> None:
-    """Embeds up to 2**n features as the amplitudes of the state, scaled to unit length.
+    """Embeds up to 2**n features as the amplitudes of the state of n wires, scaled to unit length.
 
     A blank sample (all zeros, such as the border of an image) has no direction and becomes |0...0>.
     """
@@ -51,6 +57,8 @@ def amplitude(inputs: Any, wires: Wires) -> None:
 def iqp(inputs: Any, wires: Wires) -> None:
     """Applies Hadamards, an RZ of each feature, and ZZ rotations by the products of feature pairs.
 
+    `inputs` have shape (..., n_features), in radians, with one feature per wire.
+
     Reference: Havlicek et al. (2019), arXiv:1804.11326, eq. 2, in PennyLane's `IQPEmbedding`.
     """
     qp.IQPEmbedding(inputs, wires=wires)
@@ -63,6 +71,7 @@ def strongly_entangling(weights: Any, wires: Wires, first: int = 0) -> None:
     """Applies a general rotation to every wire, then CNOTs whose range grows with the layer.
 
     The last angle of the last layer's rotations commutes with a measurement of Z, so its gradient is zero.
+    `first` is the number of layers before these, which determines the ranges.
 
     Reference: Schuld et al. (2020), arXiv:1804.00633, fig. 4; weights of shape (n_layers, n_qubits, 3).
     """
@@ -75,6 +84,7 @@ def hardware_efficient(weights: Any, wires: Wires, first: int = 0) -> None:
     """Applies CZ to every second pair of neighbours, alternating by layer, then RZ and RY to every wire.
 
     The entangler comes first, so that no layer ends in gates that do not affect a measurement of Z.
+    `first` is the number of layers before these.
 
     Reference: after Kandala et al. (2017), arXiv:1704.05018; weights of shape (n_layers, n_qubits, 2).
     """
@@ -89,6 +99,8 @@ def hardware_efficient(weights: Any, wires: Wires, first: int = 0) -> None:
 
 def random(weights: Any, wires: Wires, first: int = 0, seed: int = 0) -> None:
     """Applies rotations about random axes to random wires, with CNOTs in between; `seed` fixes the structure.
+
+    `seed` is 0 or more; the structure of layers after others is that of `seed + first`.
 
     Reference: Henderson et al. (2020), arXiv:1904.04767, sec. 2.2; weights of shape (n_layers, n_rotations).
     """
@@ -109,7 +121,10 @@ def data_reuploading(inputs: Any, weights: Any, wires: Wires) -> None:
 
 
 def rotate_and_entangle(weights: Any, wires: Wires, first: int = 0) -> None:
-    """The trained gates of one layer of `data_reuploading`; weights of shape (1, n_qubits, 3)."""
+    """The trained gates of one layer of `data_reuploading`; weights of shape (1, n_qubits, 3).
+
+    `first` is unused: all layers are alike.
+    """
     for i, wire in enumerate(wires):
         qp.RY(weights[0][i][0], wires=wire)
         qp.RZ(weights[0][i][1], wires=wire)
@@ -125,23 +140,28 @@ def rotate_and_entangle(weights: Any, wires: Wires, first: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Circuit:
-    """A quantum function and the sizes it needs."""
+    """A quantum function and the sizes it needs.
+
+    Args:
+        function: The gates, as one of the functions above.
+        kind: "embedding" (inputs, wires), "ansatz" (weights, wires), or "both" (inputs, weights, wires).
+        n_features: Maps a number of wires to the number of features that they take; None for an ansatz.
+        weights_shape: Maps (n_layers, n_qubits) to the shape of `weights`; None for an embedding.
+        layers: The trained gates as a function (weights, wires, first); `first` is the index of the first
+            layer. None for an ansatz, whose `function` consists of trained gates only.
+        embeds: The embedding gates of a layer as a function (inputs, wires), if the circuit is of kind
+            "both".
+        ends_in_entangler: Whether a layer ends in gates between wires, which the inverse layer after it would
+            cancel.
+    """
 
     function: Callable[..., None]
     kind: Literal["embedding", "ansatz", "both"]
     n_features: Callable[[int], int] | None = None
-    """Maps a number of wires to the number of features that they take."""
     weights_shape: Callable[[int, int], tuple[int, ...]] | None = None
-    """Maps (n_layers, n_qubits) to the shape of `weights`."""
     layers: Callable[..., None] | None = None
-    """The trained gates as a function (weights, wires, first); `first` is the index of the first layer.
-
-    None for an ansatz, whose `function` consists of trained gates only.
-    """
     embeds: Callable[..., None] | None = None
-    """The embedding gates of a layer as a function (inputs, wires), if the circuit is of kind "both"."""
     ends_in_entangler: bool = False
-    """Whether a layer ends in gates between wires, which the inverse layer after it would cancel."""
 
     def n_qubits(self, n_features: int) -> int:
         """The fewest wires that take `n_features` features.
@@ -188,7 +208,7 @@ def build(
     """A QNode `(inputs, weights) -> [<Z_0>, ..., <Z_n-1>]` and the `weight_shapes` for a layer.
 
     Args:
-        ansatz: Name of an entry of `CIRCUITS` that has weights.
+        ansatz: One of `ANSAETZE`, the entries of `CIRCUITS` that have weights.
         n_qubits: Number of wires.
         n_layers: Depth of the ansatz.
         device: Name of a PennyLane device.
@@ -196,6 +216,12 @@ def build(
 
     Raises:
         ValueError: A name is unknown, a number is below 1, or `n_layers` of a mirrored circuit is odd.
+        pennylane.exceptions.DeviceError: The device is not installed.
+
+    Example:
+        >>> qnode, weight_shapes = build("strongly_entangling", n_qubits=4, n_layers=2)
+        >>> weight_shapes
+        {'weights': (2, 4, 3)}
     """
     gates, shapes = compose(ansatz, n_qubits=n_qubits, n_layers=n_layers, **options)
 
@@ -224,7 +250,7 @@ def compose(
         n_layers: Depth of the ansatz.
         embedding: Name of the entry that embeds `inputs`; unused if the ansatz embeds them itself. With None,
             the ansatz starts from |0...0>, and `inputs` is None.
-        seed: Fixes the structure of the `random` ansatz; unused by the others.
+        seed: Fixes the structure of the `random` ansatz, 0 or more; unused by the others.
         mirrored: For `identity_block`. Layers come in pairs: one of a pair has the inverse gates of the
             other, in reverse order, with its own weights. The entanglers are on the outside: next to each
             other they would cancel, and the circuit would never entangle. An ansatz that embeds the data does
@@ -261,7 +287,11 @@ def compose(
 
 
 def make_device(name: str, wires: Any) -> qp.devices.Device:
-    """A PennyLane device that, unlike PennyLane's default, draws no seed from NumPy's global generator."""
+    """A PennyLane device that, unlike PennyLane's default, draws no seed from NumPy's global generator.
+
+    Raises:
+        pennylane.exceptions.DeviceError: No installed device has this name.
+    """
     fresh = {"seed": None} if name in ("default.qubit", "lightning.qubit") else {}
     return qp.device(name, wires=wires, **fresh)
 
@@ -270,7 +300,11 @@ def make_device(name: str, wires: Any) -> qp.devices.Device:
 
 
 def uniform(weights: Any, generator: Any) -> Any:
-    """Draws angles uniformly from [0, 2 pi). Deep circuits then have vanishing gradients."""
+    """Draws angles uniformly from [0, 2 pi). Deep circuits then have vanishing gradients.
+
+    As all initialisations, it fills the tensor `weights`, of shape (n_layers, ...), in place from a torch
+    generator, and returns it.
+    """
     return weights.uniform_(0, 2 * math.pi, generator=generator)
 
 
@@ -291,6 +325,8 @@ def gaussian(weights: Any, generator: Any) -> Any:
 
 def identity_block(weights: Any, generator: Any) -> Any:
     """Draws angles uniformly; each pair of layers of a mirrored circuit starts as the identity.
+
+    `weights` have an even number of layers.
 
     Reference: Grant et al. (2019), arXiv:1903.05076, sec. 3; here with two layers per block.
     """

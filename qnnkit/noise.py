@@ -63,7 +63,7 @@ def robustness(
         shots: Numbers of shots.
         depolarizing: Probabilities p: the channel applies X, Y or Z with p / 3 each.
         readout: Probabilities that a wire is read as its opposite.
-        device: A fake device (noise and wiring of a real one): "FakeManilaV2"; needs the extra `hardware`.
+        device: A fake device (a real one's noise and wiring), as "FakeManilaV2"; needs the extra `hardware`.
         device_shots: Numbers of shots on the device.
         seed: Fixes the shots.
 
@@ -157,7 +157,8 @@ def put(model: nn.Module, shots: int | None = None, noise: Sequence[str] = ()) -
     Args:
         model: The net, changed in place; its circuits must be exact.
         shots: Measurements of each circuit; None for exact values.
-        noise: For example ("depolarizing=0.01", "readout=0.02"), see `robustness`; only without shots.
+        noise: For example ("depolarizing=0.01", "readout=0.02"), probabilities as in `robustness`; only
+            without shots.
 
     Raises:
         ValueError: Both are given, or one breaks its rule; a circuit already has shots or noise, is too wide

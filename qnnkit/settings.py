@@ -51,7 +51,10 @@ Noise = Annotated[str, Field(pattern=r"^(depolarizing|readout)=(0?\.\d+|0|1)$")]
 
 
 class Base(BaseModel):
-    """Base class of all settings: of recipes, kinds of data, families of nets, and batches."""
+    """Base class of all settings: of recipes, kinds of data, families of nets, and batches.
+
+    They are frozen; an unknown name raises an error. `model_fields[NAME].description` is a setting's meaning.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -72,6 +75,13 @@ class Base(BaseModel):
 
 class Settings(Base):
     """The settings of a training and of a run; recipes add theirs.
+
+    `qnnkit recipes NAME` prints every setting of a recipe with its default and its meaning. In Python,
+    `Settings.model_fields["epochs"].description` is the meaning of one.
+
+    Raises:
+        pydantic.ValidationError: A ValueError: a name is unknown, or a value breaks its rule. `of` and
+            `override` say so in one sentence.
 
     Example:
         >>> Settings(epochs=2).batch_size

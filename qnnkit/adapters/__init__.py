@@ -1,7 +1,8 @@
 """Adapters of language models whose LoRA weights are computed by circuits, and controls of equal size.
 
 In `quantum_peft`, circuits compute the `lora_A` and `lora_B` of PEFT's own LoRA layers, and gradients flow to
-the angles. A saved or merged one is an ordinary LoRA adapter, which PEFT loads without qnnkit.
+the angles. A saved or merged one is an ordinary LoRA adapter, which PEFT loads without qnnkit. `adapt` adds
+an adapter, of any method in `names()`; `load` adds a saved one.
 
     >>> from torch import nn
     >>> from qnnkit import adapters

@@ -121,6 +121,9 @@ def base_of(folder: Path) -> str:
     """Returns the name or folder of the base model of a saved adapter; "" if it is not recorded.
 
     A relative path is looked up in the folders around the adapter, and in the workspace.
+
+    Args:
+        folder: The adapter's folder, a `pathlib.Path`.
     """
     stored = (workspace.read_json(folder / CONFIG) or {}).get("base_model_name_or_path") or ""
     if not stored.startswith("."):
@@ -139,9 +142,10 @@ def config(
     Args:
         model: The base model, whose layers determine the count; it is not changed.
         name: As in `adapt`.
-        n_weights: Number of trained weights; None uses `options` and the defaults.
+        n_weights: Number of trained weights, above 0; None uses `options` and the defaults.
         targets: PEFT's `target_modules`; None takes PEFT's default for models of this type.
-        options: Other settings of the configuration.
+        options: Other settings of the configuration, such as `r`; for "quantum_peft" those of
+            `QuantumPeftConfig`.
 
     Returns:
         A PeftConfig, or a `QuantumPeftConfig`.
@@ -198,7 +202,10 @@ def _matched(model: nn.Module, cls: Any, n_weights: int, options: dict[str, Any]
 
 
 def size(model: nn.Module, name: str, **options: Any) -> int:
-    """Returns the number of weights that an adapter would train; the arguments are those of `config`."""
+    """Returns the number of weights that an adapter would train; arguments and errors are those of `config`.
+
+    The model is not changed.
+    """
     return count(trial(model, config(model, name, **options)))["weights"]
 
 
@@ -208,7 +215,7 @@ def names() -> list[str]:
 
 
 def count(model: nn.Module) -> dict[str, int]:
-    """Counts the trained `weights` of a model, and the `angles` of circuits among them."""
+    """Counts the trained (not frozen) `weights` of a model, and the `angles` of circuits among them."""
     numbers = count_parameters(model)
     return {"weights": numbers["quantum"] + numbers["classical"], "angles": numbers["quantum"]}
 

@@ -38,25 +38,31 @@ class QuantumPeftConfig:
     U and V are the first r columns of circuits on ceil(log2(dim)) wires, cropped to dim rows. A layer has
     n_terms * ((n_layers + 1) * (wires of U + wires of V) + r) weights; lambda is initially 0.
 
+    Args:
+        n_layers: Depth of the circuits.
+        r: Rank of one term.
+        n_terms: Number of circuit pairs per layer; LoRA's rank is r * n_terms.
+        scale: Factor of the update.
+        entangled: Whether the circuit has entangling gates.
+        train_circuit: Whether to train the angles; if not, they keep their initial values.
+        seed: Seed of the initial angles.
+        target_modules: Adapted layers, as in PEFT's LoraConfig: names, or a regular expression.
+        task_type: As in PEFT's LoraConfig, such as "CAUSAL_LM"; None for other models.
+
+    Raises:
+        ValueError: `n_layers`, `r` or `n_terms` is not a whole number above 0.
+
     Reference: Koike-Akino et al. (2025), arXiv:2503.05431.
     """
 
     n_layers: int = 4
-    """Depth of the circuit."""
     r: int = 4
-    """Rank of one term."""
     n_terms: int = 1
-    """Number of circuit pairs per layer; LoRA's rank is r * n_terms."""
     scale: float = 8.0
-    """Factor of the update."""
     entangled: bool = True
-    """Whether the circuit has entangling gates."""
     train_circuit: bool = True
-    """Whether to train the angles; if not, they keep their initial values."""
     seed: int = 0
-    """Seed of the initial angles."""
     target_modules: Any = None
-    """Adapted layers; like the task type, as in PEFT's LoraConfig."""
     task_type: str | None = None
 
     def __post_init__(self) -> None:

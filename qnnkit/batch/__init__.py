@@ -1,4 +1,7 @@
-"""Many runs from one file: planned together, executed in parallel, and resumed after any kill."""
+"""Many runs from one file: planned together, executed in parallel, and resumed after any kill.
+
+`run_batch` executes a file; `read` returns the states of its runs, `frame` makes a table of them.
+"""
 
 from qnnkit.batch.batch_file import BatchConfig, read_config
 from qnnkit.batch.engine import batch_folder, run_batch

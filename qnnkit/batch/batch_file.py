@@ -84,7 +84,10 @@ class OptunaConfig(Base):
 
 
 class BatchConfig(Base):
-    """The content of a batch file; written to batch.yaml in the batch's folder."""
+    """The content of a batch file; written to batch.yaml in the batch's folder.
+
+    `docs/batch.yaml` shows every key, and `BatchConfig.model_fields[KEY].description` is its meaning.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """Name of the batch's folder: letters, digits, `.`, `_` and `-`."""
@@ -145,6 +148,8 @@ def _last_name(path: str) -> str:
 
 def read_config(source: str | Path | Mapping[str, Any]) -> BatchConfig:
     """Reads a batch from a YAML file, or from a dictionary with the same keys; never executes its content.
+
+    The settings of its runs are checked by `run_batch`, before the first one begins.
 
     Raises:
         ValueError: The file is not plain YAML, or a key or value breaks its rule.

@@ -71,7 +71,7 @@ def run_batch(
 
 
 def batch_folder(config: BatchConfig, folder: str | Path | None = None) -> Path:
-    """Returns the folder in which a batch keeps its list of runs."""
+    """Returns the folder in which a batch keeps its list of runs; None: batches/<name> of the workspace."""
     return workspace.place(folder) if folder else workspace.home().absolute() / "batches" / config.name
 
 

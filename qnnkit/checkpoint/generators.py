@@ -16,7 +16,10 @@ NUMPY = ("kind", "key", "position", "has_gauss", "cached")
 
 
 def seed_all(*key: object) -> None:
-    """Seeds Python's, NumPy's and torch's generators by a hash of the key, so similar keys differ."""
+    """Seeds Python's, NumPy's and torch's global generators by a hash of `key`, so similar keys differ.
+
+    `key` is any number of values with a fixed `repr`, such as a seed and an epoch.
+    """
     number = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "big")
     random.seed(number)
     np.random.seed(number % 2**32)  # noqa: NPY002  user code may draw from it

@@ -54,11 +54,12 @@ class Store:
         """Copies `state` and writes it in the background, after the previous checkpoint is written.
 
         Args:
-            state: The state, as `file.packed` takes it.
+            state: The state: tensors, numbers, texts and None, in dictionaries and lists.
             best: Whether this is the best epoch so far.
 
         Raises:
             OSError: An earlier checkpoint could not be written. Existing checkpoints stay intact.
+            TypeError: `state` holds something else.
         """
         self.wait()
         content = {"identity": self.identity, "best": None if best else self.best, "state": state}
@@ -75,14 +76,14 @@ class Store:
             writing.result()
 
     def restore(self, load: Callable[[dict[str, Any]], Any] = lambda state: None) -> dict[str, Any] | None:
-        """The newest intact state, or None if there is none; a warning names the skipped files.
+        """Returns the newest intact state, or None if there is none; a warning names the skipped files.
 
         If the file of its best epoch is lost, `best_lost` is True, and the state's own weights count as the
         best.
 
         Args:
-            load: Loads a state; if it raises one of MISFIT, it is called again with an older one. Its last
-                call counts.
+            load: Loads a state; if it raises a ValueError, TypeError, LookupError, AttributeError or
+                RuntimeError, it is called again with an older one. Its last call counts.
 
         Raises:
             ValueError: There are intact states, but `load` rejects all of them.

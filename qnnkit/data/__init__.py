@@ -1,4 +1,9 @@
-"""Datasets: `load("digits")`, `load("class_folder", root=...)`. All have fixed, stratified splits."""
+"""Datasets: `load("digits")`, `load("class_folder", root=...)`. All have fixed splits, by class if labelled.
+
+`DATASETS` has the function of each by name: labelled images (`digits`, `class_folder`, `flat_folder`,
+`mnist`, `fashion_mnist`, `kmnist`, `ahcd`), images with captions (`captions`, `digit_captions`), and tokens
+(`text`, `music`). `arrays` makes a dataset of your own tensors or tables. The result is a `Splits`.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +37,15 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
     """Loads the dataset called `name`, with the options of its function in `DATASETS`.
 
     Args:
-        name: Name of the dataset.
+        name: Name of the dataset, a key of `DATASETS`.
         train_fraction: Share of the training samples to use, or their number if above 1. `split_seed` chooses
             them class by class; a smaller share is part of a larger one. Validation and test do not change.
         options: `root`, `image_size`, `grey`, `split_seed`, `validation_fraction`, `test_fraction`, and
-            options of the dataset itself, such as `label_pattern`.
+            options of the dataset itself, such as `label_pattern`: see `options_of`.
 
     Raises:
-        ValueError: The name is unknown, the dataset does not take an option, or its files are invalid.
+        ValueError: The name is unknown, the dataset does not take an option, an option is out of range, or
+            its files are invalid.
         OSError: The files are missing or cannot be fetched.
 
     Example:
@@ -58,6 +64,9 @@ def load(name: str, *, train_fraction: float = 1.0, **options: Any) -> Splits:
 def kind(name: str) -> str:
     """Returns what the dataset called `name` holds: "images", "captions" (with images) or "tokens".
 
+    Raises:
+        ValueError: The name is unknown.
+
     Example:
         >>> kind("digits")
         'images'
@@ -67,6 +76,9 @@ def kind(name: str) -> str:
 
 def options_of(name: str) -> set[str]:
     """Returns the options that `load` takes for the dataset called `name`.
+
+    Raises:
+        ValueError: The name is unknown.
 
     Example:
         >>> options_of("flat_folder") - options_of("class_folder")

@@ -23,7 +23,7 @@ Names = Sequence[str] | None
 def digits(**options: Any) -> ImageSplits:
     """The 1,797 handwritten digits of scikit-learn: 10 classes, 8x8, grey 0..16 rescaled to 0..255.
 
-    Takes the options of `class_folder` except `root`.
+    Takes the options of `class_folder` except `root`; the fractions are exact here.
 
     Reference:
         E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI (1998).
@@ -112,15 +112,19 @@ class TensorSet(Part):
 
 @dataclass(frozen=True, eq=False)
 class TensorSplits(Splits[TensorSet]):
-    """Inputs and targets of any shape, split into train, validation and test."""
+    """Inputs and targets of any shape, split into train, validation and test.
+
+    Attributes:
+        classes: Name of each label; None if the targets are not labels.
+        columns: Names of the features, if the inputs were a table that has them.
+    """
 
     classes: tuple[str, ...] | None = None
-    """Name of each label; None if the targets are not labels."""
     columns: tuple[str, ...] = ()
-    """Names of the features, if the inputs were a table that has them."""
 
     @property
     def n_classes(self) -> int | None:
+        """Number of classes; None if the targets are not labels."""
         return None if self.classes is None else len(self.classes)
 
     @property
@@ -155,11 +159,11 @@ def arrays(
     """Splits your own samples by the `split_seed` and the fractions of the settings.
 
     Integer targets, one per sample, are class labels: they are split class by class. If the inputs are uint8
-    in the shape of images too, the result is a dataset of labelled images. Put anything fitted on data, such
-    as a scaler, into the net (`Standardise` in `docs/table.md`): `qnnkit predict` passes numbers unchanged.
+    in the shape of images too, the result is `ImageSplits`, else `TensorSplits`. Put what is fitted on data,
+    such as a scaler, into the net (`Standardise` in `docs/table.md`): `qnnkit predict` passes numbers on.
 
     Args:
-        settings: Settings of a recipe.
+        settings: Settings of a recipe, or `qnnkit.Settings()`.
         inputs: Of shape (n, ...): a tensor, or anything that NumPy converts to an array, such as a list of
             arrays of one shape. Numbers become float32, also integers (a net of ids starts with
             `inputs.long()`). Images stay uint8: (n, height, width), (n, height, width, 1 or 3) or
@@ -171,7 +175,8 @@ def arrays(
         name: Name of the dataset in tables.
 
     Raises:
-        ValueError: Shapes or lengths do not match, a number is not finite, or there are too few samples.
+        ValueError: Shapes or lengths do not match, a number is not finite, a label has no class, or there are
+            too few samples.
     """
     x, y = tensor_of("inputs", inputs, 3), tensor_of("targets", targets, 3)
     sides = None if sides is None else [*map(str, sides)]

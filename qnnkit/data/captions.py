@@ -134,9 +134,9 @@ def captions(
             dataset overrides `test_fraction`.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: The folder does not exist.
-        ValueError: There is no caption file, it cannot be parsed, none of its images can be read, or there
-            are too few images to split.
+        FileNotFoundError: The folder does not exist.
+        ValueError: There is no caption file, it cannot be parsed, none of its images can be read, there are
+            too few images to split, the tokenizer cannot be used, or `sequence_length` is below 3.
     """
     place = open_place(root)
     files, texts, top, notes, inside = listing(place)
@@ -156,7 +156,7 @@ def digit_captions(
     """Handwritten digits with captions such as "a photo of the digit three", in the splits of their dataset.
 
     Args:
-        root: Folder or archive of MNIST; None takes the digits of scikit-learn.
+        root: Folder or archive of MNIST, as in `mnist`; None takes the digits of scikit-learn.
         tokenizer: As in `captions`.
         sequence_length: As in `captions`; by default 8, enough for the longest caption.
         options: Options of the dataset: `image_size`, `split_seed`, `validation_fraction` and so on.

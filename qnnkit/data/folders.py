@@ -119,14 +119,15 @@ def class_folder(root: str | Path | None = None, **options: Any) -> ImageSplits:
         root: The folder of the class folders; or an archive of it (.zip, .tar, .tar.gz), or a URL.
         options: `image_size`, a side in pixels (None takes the most common size; the aspect ratio is not
             preserved); `grey`, one channel (True) or three (False; None takes one if every image is grey);
-            `split_seed` (keep it fixed within a study), `validation_fraction` and `test_fraction` (each
-            about 0.2 of all images; an image is placed by the hash of its name, so adding or removing one
-            moves no other). With a test/ folder, test_fraction is unused and validation_fraction is a share
-            of train/.
+            `split_seed` (default: 0; keep it fixed within a study), `validation_fraction` and `test_fraction`
+            (default: about 0.2 of all images each; above 1 a number of images; an image is placed by the hash
+            of its name, so adding or removing one moves no other). With a test/ folder, test_fraction is
+            unused and validation_fraction is a share of train/.
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        ValueError: There are fewer than two classes, or too few images to split.
+        ValueError: There are fewer than two classes, or too few images to split; or `root` is empty or a file
+            of another kind, or an option is out of range.
     """
     return _load("class_folder", root, None, **options)
 
@@ -148,7 +149,7 @@ def flat_folder(
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        ValueError: The pattern is invalid or matches no name, or there are too few images to split.
+        ValueError: The pattern is invalid or matches no name, or as in `class_folder`.
     """
     return _load("flat_folder", root, label_pattern or LAST_NUMBER, **options)
 
@@ -181,7 +182,8 @@ def sample_files(
 
     Raises:
         FileExistsError: `folder` is not empty.
-        ValueError: `per_class` is below 1, or `folder` is inside `source`.
+        ValueError: `per_class` is below 1, `folder` is inside `source`, the pattern is invalid, or no image
+            has a label.
         OSError: The files cannot be read or written.
     """
     checks.positive("per_class", per_class)

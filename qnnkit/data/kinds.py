@@ -22,7 +22,7 @@ class Pictures(Base):
 
 
 class Images(Pictures):
-    """Settings of labelled images."""
+    """Settings of labelled images; `Images.model_fields[NAME].description` is the meaning of one."""
 
     kind: ClassVar[str] = "images"
     dataset: str = "digits"
@@ -36,7 +36,7 @@ class Images(Pictures):
 
 
 class Captions(Pictures):
-    """Settings of images with captions."""
+    """Settings of images with captions; `Captions.model_fields[NAME].description` is the meaning of one."""
 
     kind: ClassVar[str] = "captions"
     dataset: str = "captions"
@@ -58,7 +58,7 @@ class Tokens(Base):
 
 
 class Text(Tokens):
-    """Settings of text."""
+    """Settings of text; `Text.model_fields[NAME].description` is the meaning of one."""
 
     dataset: Literal["text"] = "text"
     """Name of the dataset; always text."""
@@ -71,7 +71,7 @@ class Text(Tokens):
 
 
 class Music(Tokens):
-    """Settings of music."""
+    """Settings of music; `Music.model_fields[NAME].description` is the meaning of one."""
 
     dataset: Literal["music"] = "music"
     """Name of the dataset; always music."""
@@ -91,7 +91,8 @@ def of(settings: Any) -> Any:
     """Loads the dataset that the settings name; often used as a recipe's `load`.
 
     Args:
-        settings: Settings whose class derives from one of the kinds above and from `qnnkit.Settings`.
+        settings: Settings whose class derives from `Images`, `Captions`, `Text` or `Music`, and from
+            `qnnkit.Settings`.
 
     Raises:
         ValueError: The dataset is unknown or of another kind, does not take an option, or has invalid files.

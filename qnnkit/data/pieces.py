@@ -326,20 +326,20 @@ def music(
     composers nor on the block length. Composers with fewer than three pieces are omitted if there are others.
 
     Args:
-        root: Folder, archive, JSON or MIDI file; see `collect`.
+        root: Folder or archive with a folder of MIDI for each composer, or JSON of 16ths; or one such file.
         composers: Names of the composers to use; None takes all.
-        sequence_length: Tokens in a block; a bar of a chorale has about 75.
+        sequence_length: Tokens in a block, above 1 (or a multiple of 8); a bar of a chorale has about 75.
         split_seed: Chooses the split of each piece, and the transpositions.
         validation_fraction: Approximate share of each composer's pieces; at least one piece.
         test_fraction: Likewise.
         transpose: Most semitones by which training blocks are transposed in each epoch; 0 turns it off.
         tokens: Encoding: "remi" (MidiTok's), or "midi_v1" or "midi_v2", events of eight tokens each as in
             SkyTNT's midi_model.
-        tokenizer: Folder of a model, whose tokenizer is used instead.
+        tokenizer: Folder or hub name of a model, whose tokenizer is used instead.
 
     Raises:
         FileNotFoundError: Nothing is at the root.
-        ValueError: A setting is out of range, or there is no music, or too little; see `collect`.
+        ValueError: A setting is out of range, the extra `music` is missing, or there is too little music.
     """
     chosen = tokenizer_of(tokenizer, tokens)
     written = writing(chosen)

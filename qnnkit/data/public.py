@@ -137,6 +137,9 @@ def ahcd(root: str | Path | None = None, **options: Any) -> ImageSplits:
         root: The published zip of four CSV files, or a folder with them; None downloads it (3 MB) as `mnist`.
         options: As in `class_folder`; test_fraction is unused.
 
+    Raises:
+        OSError, ValueError: As in `mnist`.
+
     Reference:
         A. El-Sawy, M. Loey and H. EL-Bakry, "Arabic Handwritten Characters Recognition using Convolutional
         Neural Network", WSEAS Transactions on Computer Research 5 (2017).

@@ -31,6 +31,15 @@ class Splits(Generic[P]):
     """Train, validation and test splits: the interface of all datasets.
 
     A subclass adds its fields and `sizes`, and if its batches are not pairs, `example` and `_samples`.
+
+    Attributes:
+        name: Name of the dataset, in tables.
+        train: Training samples; `len(splits.train)` is their number.
+        validation: Samples that choose the best epoch.
+        test: Samples that judge the trained net.
+        notes: Sentences to show once: what was left out, cut, resized or converted.
+        sizes: Dictionary of what a net needs to know about the data; qnnkit's nets take it as keyword
+            arguments.
     """
 
     name: str
@@ -38,10 +47,8 @@ class Splits(Generic[P]):
     validation: P
     test: P
     notes: tuple[str, ...] = field(default=(), kw_only=True)
-    """Sentences to show once: what was left out, cut, resized or converted."""
 
     sizes: ClassVar[Any]
-    """Dictionary of what a net needs to know about the data; qnnkit's nets take it as keyword arguments."""
 
     def example(self, n: int = 1) -> Any:
         """Returns the inputs of the first `n` training samples, as a net takes them."""
@@ -63,7 +70,11 @@ class Splits(Generic[P]):
         """Returns the dataset with a share of its training samples; validation, test and notes do not change.
 
         Each class keeps about this share of its samples, and at least one; the total is this share of all.
-        The choice depends only on `seed`, and a smaller share is part of a larger one.
+        The choice depends only on `seed`, and a smaller share is part of a larger one. A `train_fraction`
+        above 1 is a number of samples.
+
+        Raises:
+            ValueError: The share is not above 0, or exceeds all samples.
         """
         labels = self.split("train").labels if getattr(self, "n_classes", None) else None
         rows = share_of(len(self.train), train_fraction, seed, labels)
@@ -75,6 +86,15 @@ class Splits(Generic[P]):
         The order is a function of `seed` and of the epoch given to `set_epoch`, which works both before and
         after `Accelerator.prepare`. Call it before each epoch: Accelerate itself counts epochs from 0, and a
         resumed run has skipped the earlier ones. Each of n processes gets every n-th batch.
+
+        Args:
+            split: "train", "validation" or "test".
+            batch_size: Samples in a batch; the last one may be smaller.
+            shuffle: Whether to draw a new order in each epoch.
+            seed: Determines the order, together with the epoch.
+
+        Raises:
+            ValueError: The split is unknown, or `batch_size` is below 1.
         """
         checks.positive("batch_size", batch_size)
         return DictBatches(self._samples(split, seed), batch_size, shuffle=shuffle, seed=seed)
@@ -121,12 +141,18 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class ImageSet(Part):
-    """The images of one split, as bytes; the model scales them on the device."""
+    """The images of one split, as bytes; the model scales them on the device.
+
+    Attributes:
+        images: uint8, of shape (n, channels, height, width).
+        labels: Indices into the classes, int64, of shape (n,).
+        sources: Where each image came from: a file, relative to the root, or "digits/123".
+    """
 
     hashed = "labels", "images"
-    images: torch.Tensor  # uint8, (n, channels, height, width)
-    labels: torch.Tensor  # indices into the classes, int64, (n,)
-    sources: tuple[str, ...]  # where each image came from: a file, relative to the root, or "digits/123"
+    images: torch.Tensor
+    labels: torch.Tensor
+    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +176,9 @@ class ImageSplits(Pictured[ImageSet]):
 
     A batch is (images, labels): uint8 (batch, channels, height, width), int64 (batch,).
 
+    Attributes:
+        classes: Name of each label; the other attributes are those of `Splits`.
+
     Example:
         >>> from qnnkit.data import load
         >>> splits = load("digits")
@@ -160,10 +189,11 @@ class ImageSplits(Pictured[ImageSet]):
         (torch.Size([64, 1, 8, 8]), torch.uint8, torch.Size([64]))
     """
 
-    classes: tuple[str, ...]  # name of each label
+    classes: tuple[str, ...]
 
     @property
     def n_classes(self) -> int:
+        """Number of classes."""
         return len(self.classes)
 
     @property

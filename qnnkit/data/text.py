@@ -173,7 +173,7 @@ def text(
     vocabulary: int | None = None,
     part: str | None = None,
 ) -> TokenSplits:
-    """Text in blocks of equal length, split by document; `documents` defines what a document is.
+    """Text in blocks of equal length, split by document: a record, a file, or about 2,000 characters of it.
 
     In chats and instructions, only the answers are predicted. Chats are written with the tokenizer's chat
     template, or as `User: ...` and `Assistant: ...` if it has none. The documents of a split are joined, each
@@ -190,10 +190,12 @@ def text(
         tokenizer: Folder or hub name of a model whose tokenizer to use, as an adapter to that model needs it;
             None trains a byte-level BPE on the training documents.
         vocabulary: Size of a trained tokenizer, 1,024 by default; 257 is one token per byte.
-        part: As in `documents`: "ROMEO|JULIET" keeps their speeches, "!ROMEO|JULIET" all others.
+        part: Regular expression for a file's path, a record's "source" or a speech's first line:
+            "ROMEO|JULIET" keeps their speeches, "!ROMEO|JULIET" all others. None keeps all.
 
     Raises:
-        ValueError: A split has no complete block, or a file cannot be read.
+        ValueError: A split has no complete block, a file or the tokenizer cannot be read, a setting is out of
+            range, or `part` is invalid or keeps nothing.
         OSError: Nothing is at `root`.
     """
     selected, notes = documents(root, part)

@@ -1,5 +1,7 @@
 """Reports on this machine: what computes here, what is missing and how to install it.
 
+`choose` picks a torch device, `report` tests everything that can compute here, `table` prints it.
+
 Nothing here sets a seed, a thread count, a default device or an environment variable. torch, PennyLane and
 psutil are imported when first used, so launch code can call `launch_environment` before that.
 """

@@ -22,9 +22,15 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Report:
-    """Facts about this machine, and what computes on it."""
+    """Facts about this machine, and what computes on it.
 
-    machine: dict[str, Any]  # one entry for each fact in `report`
+    Attributes:
+        machine: Facts by name: system, processor, cores, memory and disk in bytes, versions, and so on.
+        accelerators: CUDA and MPS devices, with the error of each that does not compute.
+        simulators: PennyLane's devices, as `probe` tests them.
+    """
+
+    machine: dict[str, Any]
     accelerators: tuple[Accelerator, ...]
     simulators: tuple[Simulator, ...]
 
@@ -37,7 +43,7 @@ def report(place: Path) -> Report:
     """Reports on this machine, what computes on it and what is missing. This takes a few seconds.
 
     Args:
-        place: Folder of the workspace.
+        place: Folder of the workspace, a `pathlib.Path`, whose free disk space is reported.
     """
     import psutil
     import torch

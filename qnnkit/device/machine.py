@@ -26,6 +26,9 @@ def on_colab() -> bool:
 def launch_environment(system: str | None = None) -> dict[str, str]:
     """Environment variables to set before torch is imported. On macOS, the CPU then runs what MPS lacks.
 
+    Args:
+        system: "Darwin", "Linux" or "Windows"; None takes that of this machine.
+
     Example:
         >>> launch_environment("Darwin")
         {'PYTORCH_ENABLE_MPS_FALLBACK': '1'}

@@ -36,8 +36,10 @@ class Simulator:
 def probe(name: str, timeout: float = 120.0) -> Simulator:
     """Tests the PennyLane device `name` with <Z> after RX(t) and its gradient, cos t and -sin t.
 
-    A device "fails" if it loads but then raises an error, crashes, hangs or gives a wrong number. A broken
-    GPU library can kill its process, so lightning.gpu is tested in another one for at most `timeout` seconds.
+    The result has `name`, `state` ("runs", "fails" or "missing"), the `seconds` of circuit and gradient, and
+    `error`, why it does not run. A device "fails" if it loads but then raises an error, crashes, hangs or
+    gives a wrong number. A broken GPU library can kill its process, so lightning.gpu is tested in another one
+    for at most `timeout` seconds.
     """
     if not metadata.entry_points(group="pennylane.plugins", name=name):
         return Simulator(name, "missing", error="not installed")

@@ -1,4 +1,10 @@
-"""Gradients: are they correct and large enough, and how do they change in training?"""
+"""Gradients: are they correct and large enough, and how do they change in training?
+
+Before training, `check` compares them with other methods (`METHODS`), `diagnose` and `dead` find faults on a
+batch, and `plateau.scan` shows whether they vanish as a circuit grows. In training, a `Watch` records them;
+`read` returns the record of a run. `pauli_weights`, `tangent_kernel` and `effective_dimension` describe what
+a net computes.
+"""
 
 from qnnkit.gradients import plateau
 from qnnkit.gradients.capacity import alignment, effective_dimension, pauli_weights, tangent_kernel

@@ -73,6 +73,9 @@ def tangent_kernel(model: nn.Module, inputs: Tensor) -> Tensor:
     Returns:
         A matrix of shape (n, n), positive semidefinite.
 
+    Raises:
+        ValueError: No weight is trained.
+
     Reference:
         Jacot et al. 2018 (arXiv:1806.07572); Liu et al. 2022 (arXiv:2111.04225) for circuits.
     """
@@ -84,11 +87,12 @@ def alignment(kernel: Tensor, labels: Tensor) -> float:
     """How well a kernel fits labels: the cosine between it and the kernel of equal labels, both centred.
 
     Args:
-        kernel: Kernel of shape (n, n).
+        kernel: Kernel of shape (n, n), such as a `tangent_kernel`; floating-point numbers.
         labels: Integers of shape (n,), with at least two classes.
 
     Returns:
-        A number in -1 to 1; 1 if samples are alike exactly when they have the same class.
+        A number in -1 to 1; 1 if samples are alike exactly when they have the same class; NaN if the kernel
+        is constant.
 
     Raises:
         ValueError: All samples have the same class.
@@ -128,7 +132,7 @@ def effective_dimension(
         A number from 0 to about 1; near 1 if every weight matters.
 
     Raises:
-        ValueError: `n_data` is below 50, or `n_weights` below 1.
+        ValueError: `n_data` is below 50, `n_weights` below 1, or no weight is trained.
 
     Reference:
         Abbas et al. 2021 (arXiv:2011.00027), equations 2 and 3 with gamma = 1.

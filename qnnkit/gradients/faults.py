@@ -109,17 +109,23 @@ FAULTS: dict[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of one layer. `str` gives its sentence."""
+    """One fault of one layer. `str` gives its sentence.
+
+    Attributes:
+        layer: Name of the layer, or of a group of layers.
+        kind: Kind of fault, such as "Vanishing gradient".
+        value: What was observed, with its number.
+        limit: Limit of the number; "" if there is none.
+        remedy: What to change, as sentences.
+        weights: Indices in `gradients.weight_names`, if the fault affects single weights.
+    """
 
     layer: str
     kind: str
     value: str
-    """What was observed, with its number."""
     limit: str
-    """Limit of the number; "" if there is none."""
     remedy: str
     weights: tuple[int, ...] = ()
-    """Indices in `gradients.weight_names`, if the fault affects single weights."""
 
     def __str__(self) -> str:
         limit = f" (limit: {self.limit})" if self.limit else ""

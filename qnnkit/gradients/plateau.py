@@ -1,4 +1,7 @@
-"""Do gradients vanish as a circuit grows? Their variance by qubits, depth, observable, initialisation."""
+"""Do gradients vanish as a circuit grows? Their variance by qubits, depth, observable, initialisation.
+
+`scan` computes the variances, `fit` how fast they decay with the number of qubits.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 
@@ -98,6 +101,9 @@ def scan(
 def n_layers(depth: int | str, n_qubits: int) -> int:
     """The number of layers that a depth such as 4, "4" or "10n" means.
 
+    Raises:
+        ValueError: The depth is none of these.
+
     Example:
         >>> n_layers("10n", 6)
         60
@@ -127,6 +133,13 @@ def random_circuit(n_qubits: int, observable: str) -> float:
     Both parts are 2-designs, the gate is exp(-i t P / 2) with a Pauli word P, and d = 2**n_qubits. From the
     second moments of the Haar measure: d^2 / (2 (d^2 - 1) (d + 1)) for a Pauli word, 1 / (2 (d + 1)^2) for a
     projector on one state.
+
+    Args:
+        n_qubits: Number of wires.
+        observable: "local" for a Pauli word, "global" for a projector.
+
+    Raises:
+        ValueError: The observable is neither.
 
     Reference: McClean et al. (2018), arXiv:1803.11173, eqs. 8 to 12.
     """
@@ -168,7 +181,7 @@ def fit(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdict(rate: float, low: float, high: float, reference: float) -> str:
-    """How a decay compares with that of random circuits.
+    """How a decay compares with that of random circuits; the arguments are columns of `fit`.
 
     Example:
         >>> verdict(0.99, 0.97, 1.01, reference=0.95)

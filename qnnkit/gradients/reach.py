@@ -23,18 +23,24 @@ MOST_ROWS = 1024
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate of a circuit that is decomposed into gates of at most one angle."""
+    """A gate of a circuit that is decomposed into gates of at most one angle.
+
+    Attributes:
+        name: PennyLane's name, such as "RY".
+        wires: Positions of its wires, controls first.
+        n_controls: How many of the wires are controls.
+        weights: Weights that its angle depends on, as indices in `weight_names`.
+        features: Inputs that its angle depends on, counted from 0.
+        reaches: Whether it is in the light cone of a measured wire: gates after it lead from its wires to
+            one.
+    """
 
     name: str
     wires: tuple[int, ...]
-    """Positions of its wires, controls first."""
     n_controls: int
     weights: tuple[int, ...]
-    """Weights that its angle depends on, as indices in `weight_names`."""
     features: tuple[int, ...]
-    """Inputs that its angle depends on, counted from 0."""
     reaches: bool
-    """Whether it is in the light cone of a measured wire: gates after it lead from its wires to one."""
 
     def __str__(self) -> str:
         where = " and ".join(map(str, self.wires)) if len(self.wires) < 3 else ", ".join(map(str, self.wires))

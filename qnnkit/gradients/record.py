@@ -67,12 +67,17 @@ def of_batch(model: nn.Module, task: Task, batch: Any) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Training:
-    """The epochs of one net and seed; see `History`."""
+    """The epochs of one net and seed; see `History`.
+
+    Attributes:
+        net: Name of the net.
+        seed: Seed of the training.
+        rows: Rows of the epochs, in order, as `Watch` writes them.
+    """
 
     net: str
     seed: int
     rows: Sequence[Mapping[str, Any]]
-    """Rows of the epochs, in order, as `Watch` writes them."""
 
     @property
     def epochs(self) -> list[int]:
@@ -131,11 +136,17 @@ class Training:
 
 @dataclass(frozen=True)
 class History:
-    """The gradients of every net and seed of a run: `history["hybrid", 0].frame("quanv.filters.0")`."""
+    """The gradients of every net and seed of a run: `history["hybrid", 0].frame("quanv.filters.0")`.
+
+    `history[net, seed]` is a `Training`; it raises a ValueError if there is none.
+
+    Attributes:
+        trainings: (net, seed) -> its `Training`.
+        damaged: Number of lines of the file that could not be read, including a last line that is incomplete.
+    """
 
     trainings: Mapping[tuple[str, int], Training]
     damaged: int = 0
-    """Number of lines of the file that could not be read, including a last line that is incomplete."""
 
     def __getitem__(self, key: tuple[str, int]) -> Training:
         if key not in self.trainings:
@@ -146,7 +157,12 @@ class History:
     def frame(self) -> pd.DataFrame:
         """One row per net, seed, observed update and layer, or group of layers (its `layer` is "all").
 
-        Unknown values are NaN. `COLUMNS`, `OF_EPOCH` and `OF_STEP` explain the columns.
+        The columns are net, seed, epoch, step (counted from 1 over the training), layer, group, n_weights;
+        for each update `norm`, the Euclidean norm of the gradient, unscaled and before clipping; `mean`, the
+        mean absolute gradient of a weight; `share` of the squared norm of all weights; `ratio`, the norm of
+        the update divided by that of the weights; `clipped`, 1 if it was clipped; for each epoch `snr`, the
+        signal-to-noise ratio, with its 95 % interval `snr_low` to `snr_high`; `clip_norm`, the largest norm
+        that clipping allows. Unknown values are NaN.
         """
         return _frame(self.trainings.values())
 

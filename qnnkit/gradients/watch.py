@@ -51,6 +51,12 @@ class Watch:
         per_epoch: Updates that are observed in an epoch, evenly spaced, in addition to the first two of the
             first epoch. Which ones depends only on their position.
         log: Called after every epoch with its row, which `gradients.history` reads.
+
+    Attributes:
+        rows: Rows of the epochs that this object has observed.
+
+    Raises:
+        ValueError: `per_epoch` is below 1.
     """
 
     def __init__(
@@ -64,7 +70,6 @@ class Watch:
         checks.positive("per_epoch", per_epoch, "To record nothing, leave out the watch.")
         self.per_epoch, self.log = per_epoch, log or (lambda row: None)
         self.rows: list[dict[str, Any]] = []
-        """Rows of the epochs that this object has observed."""
         self._name_parts(model, groups)
         self.steps: list[int] = []
         self.values: list[Tensor] = []

@@ -29,18 +29,25 @@ image_figure, what_if_figure = last(plots.ImageSeen), last(plots.WhatIfFigure)
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of what is shown."""
+    """A choice of what is shown.
+
+    Args:
+        net: Name of the net.
+        seed: Seed of its training.
+        layer: Name of the layer.
+        weight: Index among the layer's weights, as in `gradients.weight_names`.
+        epoch: Number of the epoch whose gradients are shown, counted from 1.
+        image: Index in `Views.images`.
+        shift: Radians by which the weight is moved.
+    """
 
     net: str
     seed: int
     layer: str
     weight: int = 0
-    """Index among the layer's weights, as in `gradients.weight_names`."""
     epoch: int = 0
     image: int = 0
-    """Index in `Views.images`."""
     shift: float = 0.0
-    """Radians by which the weight is moved."""
 
 
 class Views:

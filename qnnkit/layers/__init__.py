@@ -1,4 +1,7 @@
-"""`QuantumLayer`, `Quanv2d` and the classical layers that replace them in controls."""
+"""`QuantumLayer`, `Quanv2d` and the classical layers that replace them in controls.
+
+`BACKENDS` are the values of a layer's `backend`; `CONTROLS` are the controls that a run trains by default.
+"""
 
 from qnnkit.layers.controls import (
     CONTROLS,

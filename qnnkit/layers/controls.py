@@ -35,6 +35,9 @@ class ClassicalLayer(nn.Module):
         n_weights: Number of trainable weights.
         seed: Fixes the initial weights.
 
+    Raises:
+        ValueError: A number is below 1.
+
     Example:
         >>> layer = ClassicalLayer(4, 4, 24)
         >>> sum(weight.numel() for weight in layer.parameters()), layer(torch.zeros(8, 4)).shape
@@ -141,8 +144,14 @@ def control_names(model: nn.Module) -> tuple[str, ...]:
 def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None = None) -> nn.Module:
     """One of `controls`, without building the others.
 
+    Args:
+        model: As in `controls`; it is not changed.
+        name: Name of the control; `control_names` has those that apply, `controls` explains all.
+        seed: Fixes the weights of the replaced parts.
+        example: A batch as the model takes it, which only `frozen_classical` needs.
+
     Raises:
-        ValueError: The model has no control of that name.
+        ValueError: The model has no control of that name, or `frozen_classical` has no `example`.
         NotImplementedError: As in `controls`, or the control does not apply; the message says why.
     """
     names = control_names(model)
@@ -160,7 +169,7 @@ def as_classical(model: nn.Module, **options: Any) -> tuple[nn.Module, float]:
 
     Args:
         model: A model that has run once, so that shapes are known.
-        options: Options of `fourier_fit`.
+        options: Options of `fourier_fit`: `most`.
 
     Returns:
         The copy, and the largest difference between the outputs of a circuit and its replacement.
@@ -194,7 +203,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 
 
 def quantum_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of every circuit in `model`: QuantumLayers, and modules marked `of_circuit`."""
+    """The weights of every circuit in `model`, trained or frozen: QuantumLayers, and circuits of adapters."""
     return list(nn.ModuleList(filter(_is_circuit, model.modules())).parameters())
 
 
@@ -208,7 +217,11 @@ def exchanged_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def on_backend(model: nn.Module, backend: str) -> nn.Module:
-    """Moves the circuits of `model` to a backend, in place; skips circuits with a chosen backend."""
+    """Moves the circuits of `model` to a backend, in place; skips circuits with a chosen backend.
+
+    Raises:
+        ValueError: The backend is not one of `BACKENDS`.
+    """
 
     def make(layer: QuantumLayer, i: int) -> QuantumLayer:
         return layer.with_qnode(layer.qnode, backend) if layer.wanted_backend == "auto" else layer

@@ -120,6 +120,9 @@ def fourier_fit(layer: QuantumLayer, *, most: int = MAX_FEATURES) -> tuple[Fouri
         layer: As in `FourierLayer`.
         most: Most features to fit; the time grows with their third power.
 
+    Returns:
+        The fitted layer, and the largest absolute difference of its outputs from the circuit's.
+
     Raises:
         NotImplementedError: As in `FourierLayer`, or the circuit has more than `most` features.
     """

@@ -39,6 +39,15 @@ class QuantumLayer(qp.qnn.TorchLayer):
             "batched" requires the program; a device's name moves the QNode there (differentiated by
             backprop on `default.qubit`, by the adjoint method on `lightning.*`).
 
+    Attributes:
+        generator: Generator for a QNode with a finite number of shots; "torch" is torch's own. If None, the
+            layer draws shots only if PennyLane has no gradient (for batches of inputs that require one), with
+            torch's own.
+        gradient_checkpointing: Whether the backward pass computes states again; default: False.
+        n_features: Length of the inputs' last axis in the last call; None before the first.
+        n_outputs: Length of the outputs' last axis in the last call; 0: a single value, None: a state.
+        input_dtype: dtype of the inputs in the last call, before the promotion to float32 at least.
+
     Raises:
         ValueError: `backend` is unknown, the QNode's interface is not torch's, a shape is missing, or a
             tensor in `init_method` has the wrong shape.
@@ -55,16 +64,10 @@ class QuantumLayer(qp.qnn.TorchLayer):
     """
 
     generator: torch.Generator | Literal["torch"] | None = None
-    """Generator for a QNode with a finite number of shots; "torch" is torch's own. If None, the layer draws
-    shots only if PennyLane has no gradient (for batches of inputs that require one), with torch's own."""
-    gradient_checkpointing = False
-    """Whether the backward pass computes states again; transformers uses the same name."""
+    gradient_checkpointing = False  # the name that transformers uses
     n_features: int | None = None
-    """Length of the inputs' last axis in the last call of `forward`."""
     n_outputs: int | None = None
-    """Length of the outputs' last axis in the last call of `forward`; 0: a single value, None: a state."""
     input_dtype: torch.dtype | None = None
-    """dtype of the inputs in the last call of `forward`, before the promotion to float32 at least."""
 
     def __init__(
         self,
@@ -152,6 +155,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
         Raises:
             ValueError: `inputs` is not a tensor, or has no features.
+            NotImplementedError: `backend` is "batched", but the circuit has no fused form.
             Exception: Whatever the QNode raises, with a note if an earlier call had a different number of
                 features.
         """
@@ -252,7 +256,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
 
     @property
     def func(self) -> Callable[..., Any]:
-        """The QNode's function of the inputs alone, which qp.draw and qp.specs call."""
+        """The QNode's function of the inputs alone, which `pennylane.draw` and `pennylane.specs` call."""
 
         # PennyLane adds the weights for TorchLayer itself, but treats its subclasses as QNodes.
         @functools.wraps(self.qnode.func)
@@ -264,7 +268,12 @@ class QuantumLayer(qp.qnn.TorchLayer):
     # --- copies -----------------------------------------------------------------------------------
 
     def with_qnode(self, qnode: qp.QNode, backend: str | None = None) -> QuantumLayer:
-        """A copy of the layer, with copied weights, around another QNode of the same weights."""
+        """A copy of the layer, with copied weights, around another QNode of the same weights.
+
+        Args:
+            qnode: QNode of `inputs` and the same weights, by name.
+            backend: As in the constructor; None keeps that of the layer.
+        """
         weights = self._weights()
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         start = {name: weight.detach().clone() for name, weight in weights.items()}

@@ -35,7 +35,7 @@ class Quanv2d(nn.Module):
             `identity_block`, a pair (qnode, weight_shapes) must have been built `mirrored`.
 
     Raises:
-        ValueError: A name is unknown, or a number is below 1.
+        ValueError: A name is unknown, a number is below 1, or `n_layers` is odd for `identity_block`.
 
     Reference: Henderson et al. (2020), arXiv:1904.04767.
 
@@ -88,8 +88,9 @@ class Quanv2d(nn.Module):
             images: Angles in radians, of shape (batch, in_channels, height, width).
 
         Returns:
-            Expectation values in [-1, 1], of shape (batch, out_channels, height', width'). Channels are
-            ordered by input channel, filter and wire; wires vary fastest.
+            Measured values, for a named circuit expectation values in [-1, 1], of shape (batch, out_channels,
+            height', width'), with height' = (height - kernel_size) // stride + 1. Channels are ordered by
+            input channel, filter and wire; wires vary fastest.
 
         Raises:
             ValueError: The shape does not fit, or the image is smaller than a patch.

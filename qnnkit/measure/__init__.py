@@ -1,4 +1,9 @@
-"""Time and memory of a training, measured here and predicted. No measurement is stored."""
+"""Time and memory of a training, measured here and predicted. No measurement is stored.
+
+A `Workload` describes a training, such as `of_recipe(settings, splits)`. `plan` and `predict` estimate before
+it begins, `place` times steps on each device, `step_parts` the parts of a step, and `race` any functions.
+Times are in seconds, memory in bytes, prices in US dollars per hour.
+"""
 
 from qnnkit.measure import survey
 from qnnkit.measure.clock import Lap, Step, load, note, now, race, repeated, threads, winner

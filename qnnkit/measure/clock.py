@@ -35,29 +35,39 @@ TURN = 0.02
 
 @dataclass(frozen=True)
 class Step:
-    """A step that takes part in a race."""
+    """A step that takes part in a race.
+
+    Args:
+        run: Function without arguments that takes the step.
+        device: Device on which it computes; default: the CPU.
+        threads: CPU threads while it runs; None and "auto" leave the present number.
+        samples: Samples of one call. Steps are compared by their seconds per sample.
+    """
 
     run: Callable[[], Any]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     threads: int | str | None = None
     samples: float = 1
-    """Samples of one call. Steps are compared by their seconds per sample."""
 
 
 @dataclass(frozen=True)
 class Lap:
-    """Time that a step took in a race."""
+    """Time that a step took in a race.
+
+    Attributes:
+        seconds: Seconds per sample: the median of the faster half of the rounds, because other processes may
+            have slowed down the slower half. None if it could not be measured.
+        error: Standard error of the ratio to the fastest step, over the rounds; None if it was measured once.
+        rounds: Number of rounds in which it was timed.
+        why: Why it was not measured, in a sentence.
+        spread: Time of the slowest round, divided by the median.
+    """
 
     seconds: float | None
-    """Seconds per sample: the median of the faster half of the rounds, because other processes may have
-    slowed down the slower half. None if it could not be measured."""
     error: float | None = None
-    """Standard error of the ratio to the fastest step, over the rounds; None if it was measured once."""
     rounds: int = 1
     why: str = ""
-    """Why it was not measured, in a sentence."""
     spread: float | None = None
-    """Time of the slowest round, divided by the median."""
 
 
 def now(device: torch.device) -> float:

@@ -28,8 +28,8 @@ def figures(
     """Measures the speed of a device of this machine, as needed for an estimate of time.
 
     Args:
-        device: Device to measure.
-        precisions: Precisions of the matrix products.
+        device: Device to measure, a `torch.device`.
+        precisions: Precisions of the matrix products, as names of torch's dtypes.
         number: CPU threads; None leaves torch's own number.
         seconds: About how long all of it takes.
 

@@ -68,21 +68,27 @@ class Work:
 
 @dataclass(frozen=True)
 class Traced:
-    """Memory and work of one training step, as traced."""
+    """Memory and work of one training step, as traced.
+
+    Attributes:
+        memory: Bytes at the peak, by part.
+        work: Work of one update.
+        n_weights: Number of weights.
+        n_trained: Number of trained weights.
+        kept: Bytes of weights in a checkpoint, without the frozen base under a PEFT adapter.
+        linear: Number of frozen weights that 4 bits can hold: those of linear layers, except the output
+            layer.
+        at_update: Bytes held during the optimizer's update on a GPU, which takes all weights at once, with
+            one copy of each trained weight for SGD and two for Adam.
+    """
 
     memory: dict[str, int]
-    """Bytes at the peak, by part."""
     work: Work
-    """Work of one update."""
     n_weights: int
     n_trained: int
     kept: int
-    """Bytes of weights in a checkpoint, without the frozen base under a PEFT adapter."""
     linear: int
-    """Number of frozen weights that 4 bits can hold: those of linear layers, except the output layer."""
     at_update: int
-    """Bytes held during the optimizer's update on a GPU, which takes all weights at once, with one copy of
-    each trained weight for SGD and two for Adam."""
 
     @property
     def held(self) -> int:

@@ -64,7 +64,8 @@ def step_parts(
         threads: Number of CPU threads; None leaves torch's own number.
 
     Returns:
-        A row for each part: `name`, `kind` ("quantum", "classical" or "other") and median `seconds`.
+        A row for each part: `name`, `kind` ("quantum", "classical" or "other") and median `seconds`. The
+        parts are loading, transfer, forward and backward of each kind, optimizer and rest.
     """
     config, device = config or Settings(), torch.device(device)
     model, batches = copy.deepcopy(model), itertools.chain.from_iterable(itertools.repeat(loader))

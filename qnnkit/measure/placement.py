@@ -37,21 +37,24 @@ BRIEFEST, STARTING = 1.0, 3.0
 
 @dataclass(frozen=True)
 class Placement:
-    """Device, threads and batch size with which a net is trained, and why."""
+    """Device, threads and batch size with which a net is trained, and why.
+
+    Attributes:
+        device: A torch device.
+        backend: Simulator that runs the circuits, or "auto".
+        threads: CPU threads; None leaves torch's own number.
+        batch_size: Samples per update.
+        sentence: The choice, and the speed of the others, as a sentence.
+        rows: The table of candidates, fastest first: `candidate`, `threads`, `samples_per_second`,
+            `standard_error` and `why` it was not timed. Empty if there was nothing to choose.
+    """
 
     device: str
-    """A torch device."""
     backend: str
-    """Simulator that runs the circuits, or "auto"."""
     threads: int | None
-    """CPU threads; None leaves torch's own number."""
     batch_size: int
-    """Samples per update."""
     sentence: str
-    """The choice, and the speed of the others, as a sentence."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """The table of candidates, fastest first: `candidate`, `threads`, `samples_per_second`, `standard_error`
-    and `why` it was not timed. Empty if there was nothing to choose."""
 
 
 @dataclass(frozen=True)

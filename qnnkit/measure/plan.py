@@ -31,25 +31,30 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Plan:
-    """Memory, time and cost of a training, and where to run it."""
+    """Memory, time and cost of a training, and where to run it.
+
+    Attributes:
+        prediction: Prediction for one net on this machine.
+        nets: Number of nets: the hybrid net and its controls, each assumed to cost as much as the hybrid net.
+        seeds: Number of seeds of each net.
+        places: A row for this machine, then one for each machine of the table. It has the name of the
+            `machine`; the bytes that are needed (`needs`) and `usable`; the seconds of one net's `epoch` and
+            of everything (`in_all`); and the `cost` of everything in US dollars. Times and cost may be off by
+            `factor`, both ways; `basis` and `device` say where they come from. The `verdict` is
+            "comfortable", "marginal" or "not here", and `why` has its reasons. An unknown value is None.
+        answer: Where to run it, as a sentence.
+        remedies: Changes that save memory, in the order in which to try them: the `command`, the bytes that
+            the training then `needs`, whether it `fits` here, the factor `slow` on its time (None: unknown)
+            and the `effect`. Empty if the training fits comfortably.
+        notes: Sentences on how figures were obtained and what they leave out.
+    """
 
     prediction: Prediction
-    """Prediction for one net on this machine."""
     nets: int
-    """Number of nets: the hybrid net and its controls, each assumed to cost as much as the hybrid net."""
     seeds: int
     places: list[dict[str, Any]]
-    """A row for this machine, then one for each machine of the table. It has the name of the `machine`; the
-    bytes that are needed (`needs`) and `usable`; the seconds of one net's `epoch` and of everything
-    (`in_all`); and the `cost` of everything in US dollars. Times and cost may be off by `factor`, both ways;
-    `basis` and `device` say where they come from. The `verdict` is "comfortable", "marginal" or "not here",
-    and `why` has its reasons. An unknown value is None."""
     answer: str
-    """Where to run it, as a sentence."""
     remedies: list[dict[str, Any]]
-    """Changes that save memory, in the order in which to try them: the `command`, the bytes that the training
-    then `needs`, whether it `fits` here, the factor `slow` on its time (None: unknown) and the `effect`.
-    Empty if the training fits comfortably."""
     notes: list[str]
 
     def brief(self) -> dict[str, Any]:
@@ -116,10 +121,10 @@ def plan(
         n_threads: Number of CPU threads; None leaves torch's own number.
         nets: Number of nets, controls included.
         seeds: Number of seeds of each net.
-        price_per_hour: Price of this machine in US dollars.
-        deadline: Hours available for everything.
+        price_per_hour: Price of this machine in US dollars; None counts as free, on Colab as unknown.
+        deadline: Hours available for everything; None sets no limit.
         budget: US dollars available for everything; 0 asks for machines that cost nothing.
-        prices: Your own table of machines, see `platforms.load`.
+        prices: YAML file of your own machines and prices; default: machines.yaml of the workspace, if any.
         measure: Whether to time updates here, if they are small enough (see `predict`). If not, there are no
             times for this machine, and wider ranges for the others.
         seconds: About how long to time updates.

@@ -45,20 +45,32 @@ class Prediction(Traced):
     In addition to the traced parts, its memory has "workspace", which libraries take (known if updates were
     timed); "checkpoint", a copy of weights and moments while it is written; "data"; and "framework", Python
     and its libraries.
+
+    Attributes:
+        memory: Bytes at the peak, by part.
+        work: Work of one update: `flops`, `bytes` read and written, and `operations` launched.
+        n_weights: Number of weights.
+        n_trained: Number of trained weights.
+        kept: Bytes of weights in a checkpoint, without the frozen base under a PEFT adapter.
+        linear: Number of frozen weights that 4 bits can hold.
+        at_update: Bytes held during the optimizer's update on a GPU.
+        name: Name of the workload.
+        training: Settings of the training.
+        n_samples: Samples in an epoch.
+        device: Device of the prediction: "cpu", "cuda:0", "mps".
+        seconds: Seconds of one update, measured on that device; None if nothing was timed.
+        spread: Time of the slowest timed update, divided by the median.
+        less_on_cuda: Bytes of frozen weights that a machine with CUDA saves by keeping them in 4 bits.
+        notes: Sentences on what was timed and how.
     """
 
     name: str
     training: Settings
     n_samples: int
-    """Samples in an epoch."""
     device: str
-    """Device of the prediction: "cpu", "cuda:0", "mps"."""
     seconds: float | None
-    """Seconds of one update, measured on that device; None if nothing was timed."""
     spread: float
-    """Time of the slowest timed update, divided by the median."""
     less_on_cuda: int
-    """Bytes of frozen weights that a machine with CUDA saves by keeping them in 4 bits."""
     notes: tuple[str, ...]
 
     @property
@@ -106,7 +118,7 @@ def predict(
 
     Memory is traced, not used (see `trace`). What this process already holds is added, so call it in a
     process like the one that will train. Time comes from a few updates of the training loop itself. They use
-    the full batch if it takes less than half of the free memory and at most MOST_WORK operations.
+    the full batch if it takes less than half of the free memory and at most 1e12 operations (GPU: 1e14).
 
     Args:
         workload: Training to predict.

@@ -24,6 +24,21 @@ SOME = 64
 class Workload:
     """A training that has not begun: the input of placement, plans, strategies and the survey.
 
+    Args:
+        name: Name in plans and tables.
+        training: Settings of the training.
+        n_samples: Samples of an epoch.
+        build: (Settings, whether it is only traced) -> a new net.
+        samples: Settings -> some samples, as the task takes a batch; their values do not matter.
+        task: Computes the loss: a `tasks.Task`, or any callable (model, batch) -> `tasks.Step`.
+        groups: (Net, settings) -> its parameters by learning rate; None puts all into one group.
+        example: Input on which the net runs once before it is traced, so that its circuits are known. If it
+            is None, the net is built on the meta device and never holds memory of its own.
+        base_bytes: Bytes of a frozen weight that is not stored in 4 bits.
+        data_bytes: RAM that the samples take in training.
+        loaded_bytes: The part of `data_bytes` that this process already holds.
+        notes: Sentences to show with its predictions.
+
     Example:
         >>> from qnnkit import tasks
         >>> samples = (torch.rand(64, 4), torch.arange(64) % 2)
@@ -40,25 +55,15 @@ class Workload:
     name: str
     training: Settings
     n_samples: int
-    """Samples of an epoch."""
     build: Callable[[Any, bool], nn.Module]
-    """(Settings, whether it is only traced) -> a new net."""
     samples: Callable[[Any], Any]
-    """Settings -> some samples, as the task takes a batch; their values do not matter."""
     task: Any
     groups: Callable[[nn.Module, Settings], Sequence[train.Group] | None] = lambda model, config: None
-    """Parameters by learning rate."""
     example: Any = None
-    """Input on which the net runs once before it is traced, so that its circuits are known. If it is None,
-    the net is built on the meta device and never holds memory of its own."""
     base_bytes: int = 4
-    """Bytes of a frozen weight that is not stored in 4 bits."""
     data_bytes: int = 0
-    """RAM that the samples take in training."""
     loaded_bytes: int = 0
-    """The part of `data_bytes` that this process already holds."""
     notes: tuple[str, ...] = ()
-    """Sentences to show with its predictions."""
 
     def change(self, **settings: Any) -> Workload:
         """A copy with some settings changed.

@@ -1,4 +1,8 @@
-"""Nets that several recipes share, with their settings; other nets are in the file of their recipe."""
+"""Nets that several recipes share, with their settings; other nets are in the file of their recipe.
+
+`CLIP` has the sizes of `Clip` by name: hidden size, layers and heads of both towers; image side, patch side,
+projection and vocabulary.
+"""
 
 from __future__ import annotations
 

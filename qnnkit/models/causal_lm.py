@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class LanguageModelSettings(Base):
-    """Which language model."""
+    """Which language model; `LanguageModelSettings.model_fields[NAME].description` is a setting's meaning."""
 
     size: str = "tiny"
     """Size of a model from scratch: tiny, small, medium, 3b; of midi_model tiny, small, medium, large."""
@@ -38,9 +38,12 @@ def language_model(settings: Any, splits: Any, seed: int) -> Any:
 
     Args:
         settings: Derived from `LanguageModelSettings`; `base_precision` and `four_bit` are used if present.
-            On the device "meta" only the configuration is read, see `without_weights`.
+            On the device "meta" only the configuration is read, and the weights take no memory.
         splits: Data whose `sizes` are the vocabulary and the sequence length.
         seed: Fixes initial weights.
+
+    Raises:
+        ValueError: As in `causal_lm`.
     """
     name = settings.pretrained or settings.size
     options = {"dtype": settings.of_kit("base_precision", "float32"), **splits.sizes}
@@ -94,24 +97,27 @@ def causal_lm(
         size_or_folder: "tiny", "small", "medium" or "3b"; else a local folder, or a name on the Hugging Face
             Hub, of a model that transformers supports or of SkyTNT's midi_model. Only safetensors are read,
             and no code stored with them is run.
-        vocabulary: Number of tokens: the size of a new model's vocabulary, the minimum for a loaded one.
-        length: Tokens of a sequence: the longest context of a new model, the minimum for a loaded one.
+        vocabulary: Number of tokens: the size of a new model's vocabulary (None: the size's own), the minimum
+            for a loaded one.
+        length: Tokens of a sequence: the longest context of a new model (None: 2,048, for "3b" 131,072), the
+            minimum for a loaded one.
         events: For a new midi_model, with the sizes "tiny", "small", "medium" and "large" (the last two as
             published): "v1" or "v2", the version of its `MidiEvents`. None makes a Llama.
         seed: Fixes initial weights; the caller's generators do not change.
         dtype: "float32", "bfloat16" or "float16".
         device: Device of 4-bit weights; other weights are on the CPU. With "meta", weights take no memory,
             and the same errors are raised.
-        four_bit: Keep frozen weights as in QLoRA, if `in_four_bits` allows it: NF4 with double quantisation;
-            embedding, norms and head in float32 (Dettmers et al. 2023, arXiv:2305.14314).
+        four_bit: Keep frozen weights of a loaded model as in QLoRA, if there are CUDA and bitsandbytes: NF4
+            with double quantisation; embedding, norms and head in float32 (Dettmers et al. 2023,
+            arXiv:2305.14314).
 
     Returns:
         A model of transformers: `model(input_ids=..., labels=...)` returns `.logits` of shape
         (batch, length, vocabulary).
 
     Raises:
-        ValueError: The folder or name cannot be read (missing, gated, offline, without safetensors), or the
-            model has too few tokens or too short a context.
+        ValueError: The folder or name cannot be read (missing, gated, offline, without safetensors), the
+            model has too few tokens or too short a context, or `dtype` or `events` is unknown.
     """
     from transformers import AutoModelForCausalLM
 

@@ -16,7 +16,7 @@ KNOWN = {"circuit": circuits.ANSAETZE, "embedding": circuits.EMBEDDINGS}
 
 
 class CircuitSettings(Base):
-    """Settings of a circuit."""
+    """Settings of a circuit; `CircuitSettings.model_fields[NAME].description` is the meaning of one."""
 
     circuit: str = "data_reuploading"
     """Name of an ansatz in CIRCUITS."""
@@ -50,9 +50,16 @@ def circuit_layer(
 
     Args:
         n_qubits: Number of wires.
-        circuit, embedding, n_layers, initialisation, trainable: As in `CircuitSettings`.
+        circuit: Name of an ansatz in `circuits.CIRCUITS`.
+        embedding: Name of an embedding, for an ansatz that does not embed its data itself.
+        n_layers: Depth of the ansatz; even for `identity_block`.
+        initialisation: Name in `circuits.INITIALISATIONS`, which draws the angles.
+        trainable: Whether the angles are trained.
         seed: Fixes the circuit's structure and initial angles.
         backend: As in `QuantumLayer`.
+
+    Raises:
+        ValueError: A name is unknown, a number is below 1, or `n_layers` is odd for `identity_block`.
     """
     mirrored = initialisation in circuits.MIRRORED
     sizes: dict[str, Any] = {"n_qubits": n_qubits, "n_layers": n_layers}

@@ -29,7 +29,7 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 
 
 class ClipSettings(CircuitSettings):
-    """Sizes of the towers, and the circuits behind them."""
+    """Settings of `Clip`; `ClipSettings.model_fields[NAME].description` is the meaning of one."""
 
     size: str = "tiny"
     """Size of a CLIP from scratch: tiny, small or 77m (76.7 million weights)."""
@@ -64,7 +64,8 @@ class Clip(nn.Module):
 
     Raises:
         ValueError: A name is unknown, the images do not fit the patches, images or tokenizer do not fit the
-            published model, or `pretrained` cannot be read or is not a CLIP.
+            published model, or `pretrained` cannot be read or is not a CLIP; in a call, `pixel_values` are
+            not uint8.
 
     Reference:
         Radford et al. 2021, arXiv:2103.00020, sections 2.3 to 2.5.

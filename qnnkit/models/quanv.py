@@ -14,7 +14,7 @@ from qnnkit.models.circuit_part import CircuitSettings
 
 
 class QuanvSettings(CircuitSettings):
-    """Circuit, patches and sizes."""
+    """Settings of `QuanvNet`; `QuanvSettings.model_fields[NAME].description` is the meaning of one."""
 
     kernel_size: int = Field(default=2, ge=1)
     """Side of a patch, in pixels."""
@@ -31,6 +31,8 @@ class QuanvSettings(CircuitSettings):
 class QuanvNet(nn.Module):
     """Pixels -> angles -> quanvolution -> 3x3 convolution -> linear layer -> logits.
 
+    Pixels of 0 to 255 become angles of 0 to pi.
+
     Args:
         channels: Channels of the images.
         image_size: (height, width) of the images.
@@ -44,7 +46,7 @@ class QuanvNet(nn.Module):
         quanvolution: Further arguments of `Quanv2d`.
 
     Raises:
-        ValueError: The images are smaller than a patch.
+        ValueError: The images are smaller than a patch, or as in `Quanv2d`.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class QuanvNet(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, n_classes) for images, or for feature maps from `features`."""
+        """Logits of shape (batch, n_classes) for uint8 images, or for feature maps, as in `features`."""
         return self.reader(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:

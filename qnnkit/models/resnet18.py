@@ -15,7 +15,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class ResNetSettings(Base):
-    """Settings of the backbone."""
+    """Settings of `Backbone`; `ResNetSettings.model_fields[NAME].description` is the meaning of one."""
 
     pretrained: Place | None = None
     """Folder, or name on the Hugging Face Hub, of a ResNet's weights; None starts from scratch."""
@@ -34,6 +34,10 @@ class Backbone(nn.Module):
         frozen_backbone: Whether the weights and the normalisation statistics are frozen.
         stem_stride: From scratch, the factor by which the stem shrinks the sides: 4 as published for
             photographs (7x7, pooled), 2 or 1 for small images (3x3).
+
+    Attributes:
+        n_features: Number of features of an image; from scratch, 512.
+        in_channels: Channels that the first layer reads.
 
     Raises:
         ValueError: `pretrained` cannot be reached, or is not a ResNet for that number of channels.
@@ -95,12 +99,16 @@ class Backbone(nn.Module):
 
 
 class OnBackbone(nn.Module):
-    """A net that accepts its backbone's features in place of images."""
+    """Base class of nets that accept the features of their `backbone` in place of images."""
 
     backbone: Backbone
 
     def features(self, images: Tensor) -> Tensor:
-        """The backbone's features (batch, n) for uint8 images; features are returned unchanged."""
+        """The backbone's features (batch, n_features) for uint8 images; features are returned unchanged.
+
+        Raises:
+            ValueError: The inputs are neither.
+        """
         if not images.is_floating_point():
             return self.backbone(pixels(images, self.backbone))
         if images.ndim != 2 or images.shape[1] != self.backbone.n_features:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
     """A table with one row per layer and a total: output shape, weights by kind, circuits per sample.
 
+    The columns are `kind` (the class), `gives` (the shape without the batch), `quantum` and `classical`
+    (trained weights), `frozen` and `circuits / sample`.
+
     Args:
         model: Any module, which is not changed and runs on its own device.
         image: A batch of one, as the model takes it, of shape (1, ...).

@@ -1,4 +1,8 @@
-"""Figures from plain arrays. Only this package imports matplotlib. Every figure names its axes and units."""
+"""Figures from plain arrays. Only this package imports matplotlib. Every figure names its axes and units.
+
+A notebook shows a figure that a cell ends with; `as_png` and `as_pdf` make files. `COLOURS` are those of
+Okabe and Ito (2008), distinct for every kind of colour vision.
+"""
 
 from qnnkit.plots.differences import forest
 from qnnkit.plots.gates_by_colour import coloured_circuit, outlines

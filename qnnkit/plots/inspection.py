@@ -106,7 +106,7 @@ class ImageSeen(Redrawn):
         super().__init__(figure, [*self.images, *(one for axis in axes for one in axis.spines.values())])
 
     def seen(self, images: Sequence[np.ndarray]) -> bytes:
-        """A PNG of an image (uint8) and its expectation values."""
+        """A PNG of an image, uint8 of shape (channels, height, width), and its maps of expectation values."""
         for drawn, values in zip(self.images, images, strict=True):
             drawn.set_data(values if values.ndim == 2 else np.moveaxis(values, 0, -1))
         return self.png()
@@ -167,7 +167,7 @@ class WhatIfFigure(Redrawn):
 
 
 def stacked(pictures: Sequence[bytes]) -> bytes:
-    """Joins PNGs, one below the other, into one PNG."""
+    """Joins PNGs, at least one, below each other into one PNG."""
     from PIL import Image
 
     images = [Image.open(io.BytesIO(png)).convert("RGB") for png in pictures]

@@ -47,7 +47,7 @@ class Picture(Figure):
 
 
 def as_png(figure: Any, **metadata: str) -> bytes:
-    """A figure as a PNG, with metadata such as Title and Description."""
+    """The bytes of a figure as a PNG, with metadata such as Title and Description."""
     buffer, metadata = io.BytesIO(), {"Software": "qnnkit"} | metadata
     if isinstance(figure, Picture):  # drawn once; `savefig` draws it twice, first for its layout
         figure.dpi = 110
@@ -58,7 +58,7 @@ def as_png(figure: Any, **metadata: str) -> bytes:
 
 
 def as_pdf(figure: Figure, **metadata: str) -> bytes:
-    """A figure as a PDF for a paper, in which text stays text. `metadata`: Title, Subject, Keywords."""
+    """The bytes of a figure as a PDF, in which text stays text. `metadata`: Title, Subject, Keywords."""
     from matplotlib import rc_context
 
     buffer, always = io.BytesIO(), {"Creator": "qnnkit", "CreationDate": None}  # no date

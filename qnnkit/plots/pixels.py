@@ -17,7 +17,7 @@ def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
     """Images in a grid, each under its title.
 
     Args:
-        images: uint8, of shape (n, channels, height, width).
+        images: uint8, of shape (n, channels, height, width), with 1 or 3 channels.
         titles: A title for each image, with one or more lines. Long lines are wrapped.
     """
     rows = max(1, -(-len(images) // ACROSS))
@@ -33,7 +33,12 @@ def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Picture:
 
 
 def confusion(matrix: np.ndarray, classes: Sequence[str]) -> Picture:
-    """A confusion matrix of counts by true class (rows) and predicted class (columns)."""
+    """A confusion matrix of counts by true class (rows) and predicted class (columns).
+
+    Args:
+        matrix: Counts of shape (n_classes, n_classes).
+        classes: Name of each class.
+    """
     upright, names = max(map(len, classes)) > 3, 0.1 * max(len(short(name)) for name in classes)
     side = min(9.2, 0.42 * max(4, len(classes)) + 0.8)
     figure = picture(side + 1.4 + names, side + 0.6 + (names if upright else 0.2))

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def study_scores(rows: Any, score: Score) -> Any:
-    """A dot for every seed, the mean and interval of each net, and a panel for each share of the data."""
+    """A dot for every seed, the mean and interval of each net, and a panel for each share of the data.
+
+    Args:
+        rows: One row per model, net, share (`data`, a text) and seed, with columns of the score's name and of
+            the ends `_mean`, `_low` and `_high`.
+        score: Score that is shown.
+    """
     import seaborn.objects as so
 
     name = score.name

@@ -10,7 +10,8 @@ A recipe is a Python file, a module or any object with these names:
   by default `qnnkit.controls(net)`;
 - `check(settings)`, which raises a ValueError for settings that cannot be combined.
 
-Only `load` and `build` are required. A function may leave out any of these arguments.
+Only `load` and `build` are required. A function may leave out any of these arguments. `RECIPES` has the
+shipped ones by name; `find` loads yours, and `new` copies one for you to edit.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _found: dict[str, Recipe] = {}
 
 
 def find(recipe: Any) -> Recipe:
-    """Returns a recipe.
+    """Returns a recipe: a shipped one, or one of yours, whose code it runs.
 
     Args:
         recipe: A shipped name, the path of a .py file (relative to the current folder or the workspace), a
@@ -80,7 +81,14 @@ def known(sha256: str) -> Recipe | None:
 
 
 def settings(recipe: Any, **changes: Any) -> Settings:
-    """Returns the settings of a recipe with some of them changed; raises as `find` and `Settings.of`.
+    """Returns the settings of a recipe with some of them changed.
+
+    Args:
+        recipe: As in `find`.
+        changes: Values by the name of the setting.
+
+    Raises:
+        FileNotFoundError, ValueError: As in `find`; or a name is unknown, or a value breaks its rule.
 
     Example:
         >>> settings("digits_quanv", epochs=2).epochs
@@ -90,7 +98,7 @@ def settings(recipe: Any, **changes: Any) -> Settings:
 
 
 def difference(before: str, after: str, most: int = 6) -> str:
-    """Returns the first lines in which two sources differ."""
+    """Returns the first lines, `most` at most, in which two sources differ, as a text."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
     changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return "; ".join([*changed[:most], *["..."] * (len(changed) > most)])
@@ -218,9 +226,12 @@ def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool = Fal
     Args:
         config: The recipe's settings.
         splits: The data, or an object with their `sizes` and `example`.
-        net: Name of the net; "" and the names in `MAIN_NETS` are the recipe's net.
+        net: Name of the net; "", "hybrid" and "reference" are the recipe's net.
         seed: Fixes the initial weights.
         bare: Whether to build a language model without weights, see `without_weights`.
+
+    Raises:
+        ValueError: There is no control of that name.
     """
     recipe = of(config)
     config = without_weights(config) if bare else config
@@ -234,8 +245,8 @@ def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool = Fal
 def parameter_groups(model: nn.Module, config: Settings) -> list[train.Group]:
     """Returns the circuit parameters and the other parameters, each with its learning rate and clipping.
 
-    A classical layer that replaces a circuit is trained like the circuit, so that a control differs in
-    nothing else.
+    The groups are called "quantum" ("stand_in" without a circuit) and "classical". A classical layer that
+    replaces a circuit is trained like the circuit, so that a control differs in nothing else.
     """
     exchanged = layers.exchanged_parameters(model)
     ids = {id(weight) for weight in exchanged}

@@ -26,18 +26,21 @@ from qnnkit.settings import MAIN_NETS, Settings, is_kits
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A loaded recipe, as returned by `find`."""
+    """A loaded recipe, as returned by `find`.
+
+    Attributes:
+        name: Name in tables: a shipped name, or that of the file.
+        reference: Argument of `find` that loads it again: a shipped name or a file; or the name of an object.
+        home: Module or object with its functions; for a shipped recipe, the name of its module.
+        source: Source code of the file or object.
+        neighbours: Name -> source code of each file next to it that it imports.
+    """
 
     name: str
-    """Name in tables: a shipped name, or that of the file."""
     reference: str
-    """Argument of `find` that loads it again: a shipped name or a file; or the name of an object."""
     home: Any
-    """Module or object with its functions; for a shipped recipe, the name of its module."""
     source: str
-    """Source code of the file or object."""
     neighbours: Mapping[str, str] = field(default_factory=dict)
-    """Name -> source code of each file next to it that it imports."""
 
     @cached_property
     def code(self) -> Any:
@@ -46,6 +49,7 @@ class Recipe:
 
     @property
     def shipped(self) -> bool:
+        """Whether it is part of qnnkit."""
         return isinstance(self.home, str)
 
     @cached_property

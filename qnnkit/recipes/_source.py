@@ -23,7 +23,7 @@ PARTS = ("Settings", "load", "build", "task", "controls", "check")
 
 
 class RecipeError(ValueError):
-    """An error in a user's recipe, with its line."""
+    """An error in a user's recipe, with its line; a ValueError."""
 
 
 def located(reference: str, error: BaseException) -> RecipeError:

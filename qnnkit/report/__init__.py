@@ -1,4 +1,8 @@
-"""Results of a run or a batch: tables of nets, verdicts, and one HTML page that needs no other file."""
+"""Results of a run or a batch: tables of nets, verdicts, and one HTML page that needs no other file.
+
+For a run, `summary` and `table` have a row per net, `judge` one per success criterion. For a batch,
+`read_study` has all finished runs as one table. `means` and `comparisons` take either (`frame_of` a run).
+"""
 
 from qnnkit.report.batch_page import analyze_batch, write_batch_page
 from qnnkit.report.run import finish, judge, summary, table

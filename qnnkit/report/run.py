@@ -65,7 +65,13 @@ def _finite(number: Any) -> Any:
 def table(
     rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURACY, *, others: bool = False
 ) -> pd.DataFrame:
-    """The rows of `summary` in readable form; with the other test metrics, if `others`."""
+    """The rows of `summary` in readable form, by net; with the other test metrics, if `others`.
+
+    Args:
+        rows: Rows of `summary`.
+        score: The run's `score`.
+        others: Whether to add the other test metrics that are recorded.
+    """
     import pandas as pd
 
     def cell(row: Mapping[str, Any]) -> str:
@@ -130,6 +136,7 @@ def finish(run: Run, robustness: Sequence[dict[str, Any]] = ()) -> dict[str, Any
 
     Raises:
         FileNotFoundError: A net of the run is not trained yet.
+        OSError: A file cannot be written.
     """
     frame = frame_of(run)
     rows = summary(run, frame)

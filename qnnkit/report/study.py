@@ -35,28 +35,33 @@ _OF_NETS = ("controls", "net_settings")
 
 @dataclass(frozen=True)
 class Study:
-    """The finished runs of a batch, as one table."""
+    """The finished runs of a batch, as one table.
+
+    Attributes:
+        folder: Folder of the batch.
+        name: Name of the batch.
+        frame: One row per model, net, train_fraction, split and seed: test metrics, numbers of weights
+            (quantum, classical, frozen) and circuits per image, seconds per epoch, run, numbers of samples,
+            and fingerprint of the data.
+        curves: One row per model, net, train_fraction, seed and epoch, with the score as `validation`.
+        planned: Number of runs in the batch.
+        left_out: Runs that are not in the table, with the reason.
+        stamp: Start of a SHA-256 over the settings and results of the runs in the table.
+        notes: Notes on the data, each with the number of runs that have it.
+        score: Score by which the nets are compared.
+        min_difference: The smallest difference that matters: the largest value among the runs.
+    """
 
     folder: Path
-    """Folder of the batch."""
     name: str
     frame: pd.DataFrame
-    """One row per model, net, train_fraction, split and seed: metrics, COSTS, run, numbers of samples,
-    and fingerprint of the data."""
     curves: pd.DataFrame
-    """One row per model, net, train_fraction, seed and epoch, with the score as `validation`."""
     planned: int
-    """Number of runs in the batch."""
     left_out: Mapping[str, str]
-    """Runs that are not in the table, with the reason."""
     stamp: str
-    """Start of a SHA-256 over the settings and results of the runs in the table."""
     notes: tuple[str, ...] = ()
-    """Notes on the data, each with the number of runs that have it."""
     score: stats.Score = stats.ACCURACY
-    """Score by which the nets are compared."""
     min_difference: float | None = None
-    """The smallest difference that matters: the largest value among the runs."""
 
     @property
     def finished(self) -> int:

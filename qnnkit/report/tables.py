@@ -231,7 +231,7 @@ def forest(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURAC
 
     Args:
         rows: Rows of `comparisons` or `stats.decide`, at least one.
-        score: Score that they compare.
+        score: Score that they compare; the axis has its unit.
     """
     unit = f" ({score.unit})" if score.unit else ""
     return plots.forest(

@@ -1,4 +1,9 @@
-"""Run folders, the nets trained in them, and the strict launch of notebooks."""
+"""Run folders, the nets trained in them, and the strict launch of notebooks.
+
+`open_run` begins or opens a run, `train_all` trains its nets, `run_notebooks` does so by its notebooks
+(`NOTEBOOKS`) and writes the report. `frame` is the table of many runs; `predict`, `evaluate` and `load_model`
+use a trained net.
+"""
 
 from qnnkit.runs import chain
 from qnnkit.runs.chain import ANALYZE, INSIDE, NOTEBOOKS, NotebookError, epoch_line, launch, run_notebooks

@@ -182,7 +182,7 @@ def finished(run: Run) -> dict[str, Any] | None:
 
 
 def epoch_line(run: Run, row: Mapping[str, Any]) -> str:
-    """Returns a row of metrics.jsonl as a line of text; for a "begin" row, where the nets are trained."""
+    """Returns a row of metrics.jsonl as a line of text, "" for a step, for "begin" where nets are trained."""
     score, whose = run.score, f"{row['net']:<17} seed {row['seed']}"
     if row["event"] == "begin":
         return run.provenance.get("trained", {}).get("sentence", "")
@@ -252,7 +252,7 @@ def launch(
     parameters: Mapping[str, Any],
     follow: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Executes a notebook with checked parameters in a fresh kernel, and saves the executed copy.
+    """Executes a notebook with checked parameters in a fresh kernel; returns the path of the executed copy.
 
     The kernel works in the current folder. While it runs, the copy is called `<name>.running.ipynb`. It gets
     its final name when every cell has finished; otherwise it becomes `<name>.failed.ipynb`, with the error.
@@ -267,7 +267,7 @@ def launch(
         ValueError: A parameter is unknown.
         TypeError: A parameter has the wrong type.
         NotebookError: A cell failed, or the kernel died.
-        OSError: The executed copy cannot be written.
+        OSError: The notebook cannot be read, or the executed copy cannot be written.
         KeyboardInterrupt: Ctrl-C; the kernel had time to save what it trained.
     """
     import papermill

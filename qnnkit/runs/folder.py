@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """One execution of a recipe, and the folder it owns."""
+    """One execution of a recipe, and the folder it owns.
+
+    Attributes:
+        folder: Path of the run's folder.
+        config: The settings in config.json, with paths as on this machine.
+    """
 
     folder: Path
     config: Settings
-    """The settings in config.json, with paths as on this machine."""
 
     @property
     def recipe(self) -> Recipe:

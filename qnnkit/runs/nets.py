@@ -44,7 +44,11 @@ def build(run: Run, net: str, seed: int, *, bare: bool = False) -> nn.Module:
 def first_batch(
     run: Run, place: torch.device | str = "cpu", *, split: str = "train", n: int | None = None
 ) -> Any:
-    """Returns the first `n` samples of a split (default: a batch) on a device, as the task takes them."""
+    """Returns the first `n` samples of a split (default: a batch) on a device, as the task takes them.
+
+    Raises:
+        ValueError: `split` is not "train", "validation" or "test".
+    """
     from accelerate.utils import send_to_device
 
     batches = run.splits.batches(split, n or run.config.batch_size, shuffle=False)
@@ -52,7 +56,14 @@ def first_batch(
 
 
 def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu", seed: int | None = None) -> Splits:
-    """Returns the inputs of a net of the run: the data, or features that its frozen part makes of images."""
+    """Returns the inputs of a net of the run: the data, or features that its frozen part makes of images.
+
+    Args:
+        run: The run.
+        model: A net of the run, moved to `place`, where features are computed.
+        place: A torch device.
+        seed: Seed of the net, if splits vary by seed; default: the first.
+    """
     splits = run.splits_of(run.config.seed if seed is None else seed)
     varies = run.config.of_kit("augmentation", "none") != "none" or run.config.shots or run.config.noise
     if varies or not isinstance(splits, ImageSplits):  # features that vary cannot be computed once
@@ -63,7 +74,10 @@ def seen_by(run: Run, model: nn.Module, place: torch.device | str = "cpu", seed:
 def trained(run: Run, net: str | None = None, seed: int | None = None) -> nn.Module:
     """Returns a net of the run at its best epoch; default: the main net of the first seed.
 
+    It is in evaluation mode.
+
     Raises:
+        ValueError: The run has no such net.
         FileNotFoundError: The net has not been trained yet.
     """
     return best(run, net or run.nets[0], run.config.seed if seed is None else seed)[0]

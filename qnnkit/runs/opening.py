@@ -42,7 +42,7 @@ def open_run(
         among: Names of nets, such as those of `--only`, which must include the run's main net.
         **settings: Overridden settings of the recipe; None leaves a setting unchanged. They must agree with
             those of a run that has begun, with three exceptions: more `epochs`, a new place of the data, and
-            `settings.PLACEMENT`, whose latest values go to config.json.
+            settings of where and how it runs (`settings.PLACEMENT`), whose latest values go to config.json.
 
     Raises:
         ValueError: A name or value is wrong, or the folder holds another experiment (the message says which).

@@ -33,25 +33,32 @@ SESSION = "session.json"
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run; None stands for what its files do not contain."""
+    """The state of a run; None stands for what its files do not contain.
+
+    Attributes:
+        folder: The run's folder.
+        state: "waiting", "running", "stopped", "failed", "pruned", "trained" (every net is tested, but the
+            result is not written yet) or "finished".
+        id: Id of the run in its batch; the name of its folder if it belongs to none.
+        settings: Settings that vary within its batch.
+        error: Why and where the run failed.
+        score: Score by which its nets are compared.
+        validation: Best value of `score` that the run's main net reached on the validation split.
+        row: Progress of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`,
+            `loss`, samples `per_second`; empty if none has begun.
+        seconds_left: Seconds until all nets are trained, if each takes as long as this one and none stops
+            early.
+    """
 
     folder: Path
     state: str = "waiting"
-    """One of `STATES`. "trained": every net is tested, but the result is not written yet."""
     id: str = ""
-    """Id of the run in its batch; the name of its folder if it belongs to none."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that vary within its batch."""
     error: str | None = None
-    """Why and where the run failed."""
     score: Score = ACCURACY
     validation: float | None = None
-    """Best value of `score` that the run's main net reached on the validation split."""
     row: Mapping[str, Any] = field(default_factory=dict)
-    """Progress of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`, `loss`,
-    samples `per_second`; empty if none has begun."""
     seconds_left: float | None = None
-    """Seconds until all nets are trained, if each takes as long as this one and none stops early."""
 
 
 def of_run(run_dir: str | Path) -> State:
@@ -144,7 +151,11 @@ def write_failure(folder: Path, how: str, error: str) -> None:
 
 
 def frame(states: Iterable[State]) -> pd.DataFrame:
-    """Returns a row per run: the settings that vary, its state, and its best validation score as recorded."""
+    """Returns a row per run: the settings that vary, its state, and its best validation score as recorded.
+
+    Args:
+        states: States of runs, as `batch.read` or `runs.watch` returns them.
+    """
     import pandas as pd
 
     table = [

@@ -97,7 +97,7 @@ def merge(run: Run | str | Path, folder: str | Path) -> Path:
 
     Args:
         run: A finished run, its folder, its `adapter/`, or a copy of that folder.
-        folder: The folder to write; an earlier save there is replaced.
+        folder: The folder to write, which is returned; an earlier save there is replaced.
 
     Raises:
         ValueError: There is no adapter.
@@ -118,6 +118,13 @@ def export(run: Run) -> Path:
 
     Language models are saved with their tokenizer, so that transformers and PEFT can load the folder. An
     adapter's folder also has the circuits that produced its weights. `runs.load_model` loads other nets.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FileNotFoundError: The net has not been trained yet.
+        OSError: The folder cannot be written.
     """
     net: Any = trained(run)
     splits: Any = run.splits
@@ -207,7 +214,8 @@ def _undamaged(folder: Path) -> Iterator[None]:
 def load_model(folder: str | Path, recipe: Any = None) -> tuple[nn.Module, Data, Recipe | None]:
     """Loads a trained net in evaluation mode on the CPU; returns it, its `Data` and its recipe.
 
-    No training data are read. A language model is loaded from its own files and has no recipe.
+    `Data` has `name`, `sizes`, `classes` and `columns` of the training data, and `example(n)`, inputs of the
+    same shape. No training data are read. A language model is loaded from its own files and has no recipe.
 
     Args:
         folder: A finished run, its `model/` or `adapter/`, or a copy of that folder.

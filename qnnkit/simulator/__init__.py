@@ -1,4 +1,8 @@
-"""The batched simulator: a QNode as one fused torch program, exact, differentiable, on any torch device."""
+"""The batched simulator: a QNode as one fused torch program, exact, differentiable, on any torch device.
+
+`layers.QuantumLayer` uses it; `EXACT_DEVICES` are PennyLane's devices whose results it reproduces. The
+mathematics is in `simulator/DERIVATION.md`.
+"""
 
 from qnnkit.simulator.array_api import autocasts, rounds
 from qnnkit.simulator.by_hand import autograd_must

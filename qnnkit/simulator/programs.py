@@ -39,13 +39,17 @@ inputs."""
 
 @dataclass
 class Call:
-    """Programs with their arguments, and how their values become the QNode's results."""
+    """Programs with their arguments, and how their values become the QNode's results.
+
+    Attributes:
+        parts: (program, arguments, batch size or None) for each part.
+        as_list: Whether the QNode returns a list or a tuple.
+        finish: Maps the results of all parts, as PennyLane's devices return them, to the QNode's result.
+    """
 
     parts: list[tuple[Fused | Sampled, Sequence[Tensor | None], int | None]]
-    """(program, arguments, batch size or None) for each part."""
     as_list: bool
     finish: Callable[[Any], Any] | None = None
-    """Maps the results of all parts, as PennyLane's devices return them, to the QNode's result."""
 
 
 class Programs:

@@ -99,7 +99,9 @@ def loss_interval(values: Sequence[float], ratio: float = 0.0) -> Interval:
 
 
 def clopper_pearson(right: float, n: int) -> tuple[float, float]:
-    """Returns the exact 95 % interval of a share of `right` out of `n`; `right` need not be an integer.
+    """Returns the exact 95 % interval of a share of `right` out of `n`, as two numbers from 0 to 1.
+
+    `right` lies in 0 to `n`, which is above 0, and need not be an integer.
 
     Example:
         >>> low, high = clopper_pearson(9, 10)

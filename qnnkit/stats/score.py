@@ -45,31 +45,34 @@ def direction(name: str) -> bool:
 class Score:
     """The score by which the nets of a task are compared, and its form in text.
 
+    Args:
+        name: Name in metrics.jsonl, after `test_` and `validation_`.
+        word: Name in text and tables.
+        per: Unit in which it is reported; "%" for a share, between 0 and 1.
+        factor: Reported value divided by the stored one: 100 for a share that is reported in percent.
+        unit: Unit of a difference.
+        digits: Digits after the decimal point.
+        larger: Whether larger is better; None infers it from the name, or raises an error if it cannot.
+        watched: Name of the number that replaces it on the validation split during training, if that is
+            another.
+        criterion: Name of the setting that bounds it as a success criterion.
+        least: Smallest possible loss.
+
     Raises:
         ValueError: `larger` is None, and the name does not show whether larger is better; or `factor` or
             `digits` is out of range.
     """
 
     name: str
-    """Name in metrics.jsonl, after `test_` and `validation_`."""
     word: str
-    """Name in text and tables."""
     per: str = "%"
-    """Unit in which it is reported; "%" for a share, between 0 and 1."""
     factor: float = 100.0
-    """Reported value divided by the stored one: 100 for a share that is reported in percent."""
     unit: str = "points"
-    """Unit of a difference."""
     digits: int = 1
-    """Digits after the decimal point."""
     larger: bool | None = None
-    """Whether larger is better; None infers it from the name, or raises an error if it cannot."""
     watched: str = ""
-    """Name of the number that replaces it on the validation split during training, if that is another."""
     criterion: str = "min_accuracy"
-    """Name of the setting that bounds it as a success criterion."""
     least: float = 0.0
-    """Smallest possible loss."""
 
     def __post_init__(self) -> None:
         checks.positive("factor", self.factor, "Use 100 for a share in percent, else 1.", whole=False)
@@ -178,6 +181,9 @@ class Score:
             values: One number per seed.
             n_test: Number of test samples, by seed; None or NaN if a run did not record it.
             ratio: As in `mean_interval`.
+
+        Raises:
+            ValueError: There is no value, or one is not finite.
         """
         sizes = [int(n) for n in n_test if n is not None and n > 0]  # without NaN
         mean, low, high = mean_interval(values, ratio=ratio)

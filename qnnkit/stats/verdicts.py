@@ -48,7 +48,7 @@ def compare(
         family: Number of comparisons. An uncorrected p below `ALPHA / family` is significant in any case.
 
     Returns:
-        The columns of `ROW`. Unknown values are NaN, as is `p_holm`, which `decide` adds.
+        The columns in `help(stats)`. Unknown values are NaN, as is `p_holm`, which `decide` adds.
 
     Raises:
         ValueError: The nets have different numbers of values, or none, or one is not finite.

@@ -1,4 +1,7 @@
-"""Tasks, one file each: the loss that trains a net, the metrics that judge it, and its predictions."""
+"""Tasks, one file each: the loss that trains a net, the metrics that judge it, and its predictions.
+
+A task of your own is any callable (model, batch) -> `Step`; `Task` has the attributes that it may have.
+"""
 
 from qnnkit.tasks.classification import Classification, calibration_error
 from qnnkit.tasks.contrastive import Contrastive

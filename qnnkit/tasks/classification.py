@@ -28,16 +28,19 @@ class Classification:
 
     A batch is (inputs, labels); the model returns logits of shape (batch, n_classes).
 
+    Args:
+        label_smoothing: Share of each label that is spread over all classes, 0 to 1, in training only.
+        monitor: The reported number that chooses the best epoch on the validation split.
+        augment: Transformation of the images, in training only.
+
     Raises:
-        Refused: The targets are not classes, int64 of shape (batch,).
+        Refused: A ValueError, in a call: the targets are not classes, integers of shape (batch,).
     """
 
     label_smoothing: float = 0.0
-    """Share of each label that is spread over all classes, in training only."""
     monitor: str = "accuracy"
     score: ClassVar[Score] = ACCURACY
     augment: Callable[[Tensor], Tensor] | None = None
-    """Transformation of the images, in training only."""
 
     @classmethod
     def of(cls, settings: Any) -> Classification:
@@ -46,6 +49,7 @@ class Classification:
         return cls(settings.label_smoothing, augment=changes[settings.augmentation])
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
+        """Returns the step of a batch; smooths and augments only if the model is in training mode."""
         images, labels = batch
         if labels.ndim != 1 or labels.is_floating_point():
             step = "Give targets such as one_hot.argmax(1) or column[:, 0], or write a task in the recipe."
@@ -90,7 +94,14 @@ class Classification:
         return [shown, Shown(table, "01_balance", "Images of each class and split")]
 
     def mistakes(self, net: nn.Module, splits: Any, n: int = 12, seen: Any = None) -> list[Shown]:
-        """Shows the confusion matrix of the test split, and the samples whose true class was least likely."""
+        """Shows the confusion matrix of the test split, and the samples whose true class was least likely.
+
+        Args:
+            net: A trained net.
+            splits: The data.
+            n: Number of samples to show.
+            seen: Splits with the outputs of the net's frozen part in place of images; None: `splits`.
+        """
         from sklearn.metrics import confusion_matrix
 
         from qnnkit import plots
@@ -148,10 +159,10 @@ def calibration_error(class_probs: Tensor, labels: Tensor, n_bins: int = 15) -> 
     """Expected calibration error: the mean gap between a net's confidence and its accuracy.
 
     Images are grouped by confidence (the largest class probability) into bins of equal width; the error is
-    the mean over images of |accuracy - mean confidence| of their bin.
+    the mean over images of |accuracy - mean confidence| of their bin, from 0 to 1.
 
     Args:
-        class_probs: Of shape (n, n_classes).
+        class_probs: Class probabilities of shape (n, n_classes).
         labels: True classes of shape (n,).
         n_bins: Number of bins over (0, 1], each including its upper end.
 

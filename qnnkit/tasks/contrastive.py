@@ -43,6 +43,12 @@ class Contrastive:
     decides how hard the task is: compare results at equal batch sizes. It needs a single process, because
     several, each with a share of the batch, would minimise a different loss.
 
+    Args:
+        monitor: The reported number that chooses the best epoch on the validation split.
+
+    Raises:
+        NotImplementedError: In a call: the model is distributed over several processes.
+
     Reference:
         Radford et al. 2021, arXiv:2103.00020, figure 3 (InfoNCE: van den Oord et al. 2018, arXiv:1807.03748);
         several correct ones: Miech et al. 2020, arXiv:1912.06430, equation 1.

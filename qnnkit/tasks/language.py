@@ -30,12 +30,15 @@ BATCH = 8
 class Language:
     """Cross-entropy of the next token, in nats; reports `loss` and `minus_loss`, means over tokens.
 
-    A batch is {"input_ids", "labels"}, both int64 of shape (batch, length), as in TokenSplits; labels that
-    are IGNORED are not predicted, nor is the first token of a block. The model is one of transformers, with
-    or without a PEFT adapter: it returns `.logits` of shape (batch, length, vocabulary).
+    A batch is {"input_ids", "labels"}, both int64 of shape (batch, length), as from `data.text`; labels of
+    -100 are not predicted, nor is the first token of a block. The model is one of transformers, with or
+    without a PEFT adapter: it returns `.logits` of shape (batch, length, vocabulary).
 
     A step counts predicted tokens, not blocks, so that means and updates are over tokens even if blocks have
     different numbers of them.
+
+    Args:
+        monitor: The reported number that chooses the best epoch on the validation split.
     """
 
     monitor: str = "minus_loss"
@@ -44,6 +47,7 @@ class Language:
     _of_base: dict[TokenSplits, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
+        """Returns the step of a batch, whose loss is the mean over its predicted tokens, in nats."""
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         targets = shifted(batch["labels"])
         count = int((targets != IGNORED).sum())  # read first, while the device is idle
@@ -85,7 +89,7 @@ class Language:
         return counts(splits, "Blocks and tokens of each split", blocks=len, tokens=lambda x: x.n_predicted)
 
     def mistakes(self, net: Any, splits: TokenSplits, n: int = 3, seed: int = 0) -> list[Shown]:
-        """Shows how the net, and the base of an adapter, continue the beginnings of test blocks."""
+        """Shows how the net, and the base of an adapter, continue up to 3 beginnings of test blocks."""
         import pandas as pd
 
         ids, tokenizer, rows = splits.test.input_ids, splits.tokenizer, []
@@ -165,10 +169,11 @@ def generate(
         model: A causal language model, with or without an adapter.
         tokenizer: The tokenizer that it was trained with.
         prompt: Text; a user's message if the tokenizer has a chat template. "" starts a new document.
-        n: As in `continuation`; None writes 80, or half of the model's positions if that is less.
-        temperature: As in `continuation`.
+        n: Most tokens to write; None writes 80, or half of the model's positions if that is less.
+        temperature: Above 1 flattens, below 1 sharpens the model's distribution; 0 takes the likeliest token.
         raw: Whether to pass the text without the chat template.
-        settings: Other arguments of `continuation`: `top_k`, `top_p`, `seed`.
+        settings: `top_k` (likeliest tokens) and `top_p` (share of the probability) to choose from, all by
+            default; `seed` (default: 0), which determines the sample without changing your generators.
 
     Raises:
         ValueError: A setting is out of range.

@@ -29,6 +29,7 @@ class Music(Language):
     """Language modelling of music; on the test split, it also reports the loss on each composer's pieces.
 
     Args:
+        monitor: As in `Language`.
         settings: Settings derived from `data.Music`. Every composer in their `data_dir` is evaluated, whether
             the net was trained on them or not, with the splits of these settings. None evaluates no composer.
     """
@@ -98,14 +99,14 @@ class Music(Language):
 
 
 def continue_piece(model: Any, tokenizer: Any, prompt: Any, n: int | None = None, **settings: Any) -> Any:
-    """Returns a score followed by the model's continuation, with programs, velocities and tempos.
+    """Returns a `symusic.Score` with the model's continuation: its programs, velocities and tempos too.
 
     Args:
         model: A causal language model over the tokens of `tokenizer`.
         tokenizer: MidiTok's REMI or `MidiEvents`, such as `splits.tokenizer`.
         prompt: The `symusic.Score` to continue; an empty one starts a new piece.
         n: Number of tokens to write; None writes 1,024, or half of the model's positions if that is less.
-        settings: Other arguments of `tasks.language.continuation`: `temperature`, `top_p`, `top_k`, `seed`.
+        settings: `temperature` (default: 1), `top_p`, `top_k` and `seed`, as in `generate`.
 
     Raises:
         ValueError: A setting is out of range.

@@ -21,7 +21,7 @@ ROWS, VALUES, JUDGED = 6, 6, 1000
 
 
 class Refused(ValueError):
-    """A user's task, or the batch that it gets, breaks the rules of tasks."""
+    """A user's task, or the batch that it gets, breaks the rules of tasks; a ValueError."""
 
 
 class Own:
@@ -36,6 +36,8 @@ class Own:
     Raises:
         ValueError: On the validation split, the score is not read from `monitor`; or it is unknown whether
             larger is better.
+        Refused: In a call: the task does not return a `Step` whose sums are single numbers and include the
+            monitor.
     """
 
     def __init__(self, task: Any):
@@ -55,6 +57,7 @@ class Own:
         return getattr(self.task, name)
 
     def __call__(self, model: nn.Module, batch: Any, **given: Any) -> Step:
+        """Returns the step of the task, with its loss, and `minus_<monitor>` if smaller is better."""
         given = {"micro_batch": None} | given if getattr(self.task, "whole", False) else given
         step = self.task(model, batch, **given)
         if not isinstance(step, Step):
@@ -100,7 +103,11 @@ def usual(data: Any) -> Any:
 
 
 def complete(task: Any) -> Any:
-    """Returns a task of qnnkit unchanged, and a user's task wrapped in `Own`."""
+    """Returns a task of qnnkit unchanged, and a user's task wrapped in `Own`.
+
+    Raises:
+        ValueError: The task is not callable (`Refused`), or as in `Own`.
+    """
     if not callable(task):
         rule, step = "be callable: (model, batch) -> tasks.Step", "Give tasks.Classification(), or a class."
         raise Refused(checks.message("task", rule, task, step))

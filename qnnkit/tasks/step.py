@@ -14,27 +14,34 @@ from qnnkit.data.splits import SPLITS
 
 @dataclass(frozen=True)
 class Step:
-    """Result of a task for one batch."""
+    """Result of a task for one batch.
+
+    Args:
+        loss: Mean loss over the samples or tokens of the batch, to differentiate.
+        sums: Numbers to report, summed over the batch, without a graph.
+        count: Number of samples or tokens in the mean; the weight of the batch in updates and means.
+    """
 
     loss: Tensor
-    """Mean loss over the samples or tokens of the batch, to differentiate."""
     sums: dict[str, Tensor]
-    """Numbers to report, summed over the batch, without a graph."""
     count: int
-    """Number of samples or tokens in the mean; the weight of the batch in updates and means."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A figure or table of `preview` or `mistakes`; figures are saved for the report with their captions."""
+    """A figure or table of `preview` or `mistakes`; figures are saved for the report with their captions.
+
+    Args:
+        content: A matplotlib figure, a pandas table, or anything else that a notebook can show.
+        name: Name of the figure's file; the report sorts figures by it.
+        title: Caption in the report.
+        description: How to read it.
+    """
 
     content: Any
-    """A matplotlib figure, a pandas table, or anything else that a notebook can show."""
     name: str
-    """Name of the figure's file; the report sorts figures by it."""
     title: str
     description: str = ""
-    """How to read it."""
 
 
 def counts(splits: Any, title: str, **columns: Callable[[Any], int]) -> Shown:
@@ -46,7 +53,11 @@ def counts(splits: Any, title: str, **columns: Callable[[Any], int]) -> Shown:
 
 
 class Task(Protocol):
-    """The interface of a task for the training loop.
+    """The interface of a task for the training loop: a callable with a `monitor` and a `score`.
+
+    - `monitor`: name of the reported number that chooses the best epoch; larger is better. `train.fit` wraps
+      other tasks in `Own`, for which smaller may be better, and the default is "loss";
+    - `score`: the `stats.Score` by which nets are compared, and how it is printed.
 
     These attributes are optional:
 
@@ -64,9 +75,7 @@ class Task(Protocol):
     """
 
     monitor: Any
-    """Name of the reported number that chooses the best epoch; larger is better."""
     score: Any
-    """The `stats.Score` by which nets are compared, and how it is printed."""
 
     def __call__(self, model: nn.Module, batch: Any) -> Step:
         """Computes the loss and the sums of a batch.

@@ -1,4 +1,7 @@
-"""One training loop for any model, task and loaders, with nothing specific to quantum circuits."""
+"""One training loop for any model, task and loaders, with nothing specific to quantum circuits.
+
+`fit` trains, `evaluate` computes metrics. `PRECISIONS` are the values of the setting `precision`.
+"""
 
 from qnnkit.train.evaluation import evaluate
 from qnnkit.train.loop import fit

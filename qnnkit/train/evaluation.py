@@ -24,7 +24,7 @@ def evaluate(
     *,
     micro_batch: int | None = None,
 ) -> dict[str, float]:
-    """The task's metrics on a loader, as means over all samples.
+    """The task's metrics on a loader, as means over all samples (or tokens), by name.
 
     Args:
         model: The model; afterwards it is in evaluation mode on `device`.
@@ -35,6 +35,7 @@ def evaluate(
 
     Raises:
         FloatingPointError: A metric is not finite.
+        ValueError: `micro_batch` is set, but a batch is not made of tensors of the same length.
     """
     from accelerate.utils import send_to_device
 

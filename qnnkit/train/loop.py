@@ -69,9 +69,9 @@ def fit(
         groups: Parameters by learning rate and clipping; all in one by default.
         device: Where to compute.
         seed: Fixes the random numbers of training (order, dropout); the caller's generators do not change.
-        folder: Folder of the checkpoints; None writes none.
+        folder: Folder of the checkpoints, a `pathlib.Path`; None writes none.
         identity: Plain values that distinguish this training; checkpoints of others are not loaded.
-        log: Called after every epoch with one row of plain numbers.
+        log: Called after every epoch with its row of plain numbers, as in `Progress.rows`.
         watch: A `gradients.Watch`, which observes gradients and updates.
         on_update: Called after every update with one row of plain numbers: `epoch` of `epochs`, `step` of
             `steps` in the epoch, total `updates`, `samples` (or tokens, on this process) with their mean
@@ -81,7 +81,7 @@ def fit(
         OutOfMemory: Memory ran out; the message says where, and what to do next. The same call resumes.
         FloatingPointError: The loss or a gradient is not finite; the message names epoch and batch.
             Once the cause is fixed, the same call resumes from the earlier checkpoints.
-        ValueError: A loader is empty, or nothing can be trained.
+        ValueError: A loader is empty, nothing can be trained, or no checkpoint in `folder` fits.
         OSError: A checkpoint cannot be written.
     """
     with own_generators(), deferred() as stop:

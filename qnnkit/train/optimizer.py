@@ -14,7 +14,15 @@ from qnnkit.settings import Settings
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that share a learning rate and are clipped together."""
+    """Parameters that share a learning rate and are clipped together.
+
+    Args:
+        name: Name in rows and messages.
+        parameters: The parameters; frozen ones are ignored.
+        learning_rate: Peak learning rate, which the schedule scales.
+        clip_norm: Largest Euclidean norm of the group's gradient; None does not clip.
+        weight_decay: Weight decay of the optimizer.
+    """
 
     name: str
     parameters: Sequence[nn.Parameter]

@@ -13,7 +13,7 @@ SIGNS = re.compile("out of memory|allocate memory|enough memory|ALLOC_FAILED|bad
 
 
 class OutOfMemory(MemoryError):
-    """Memory ran out in training; the message says where, and names the next remedy."""
+    """A MemoryError in training; the message says where memory ran out, and names the next remedy."""
 
 
 def ran_out(error: BaseException) -> bool:

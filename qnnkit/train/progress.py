@@ -39,19 +39,25 @@ class Totals:
 
 @dataclass
 class Progress:
-    """The progress of a training; stored in every checkpoint."""
+    """The progress of a training; stored in every checkpoint.
+
+    Attributes:
+        epoch: Number of finished epochs.
+        updates: Number of optimizer steps.
+        best_epoch: Number of the best epoch, counted from 1; 0 before the first has ended.
+        best_score: (monitored number, minus the loss) of the best epoch on the validation split.
+        seconds: Seconds of training in each epoch, without validation and writing.
+        rows: The logged row of each epoch: `epoch`, `updates`, `seconds`, the task's numbers after `train_`
+            and `validation_`, the mean `gradient_norm_<group>`, the last `learning_rate`, and whether it is
+            the `best` so far.
+    """
 
     epoch: int = 0
-    """Number of finished epochs."""
     updates: int = 0
-    """Number of optimizer steps."""
     best_epoch: int = 0
     best_score: list[float] = field(default_factory=list)
-    """(monitored number, minus the loss) of the best epoch on the validation split."""
     seconds: list[float] = field(default_factory=list)
-    """Seconds of training in each epoch, without validation and writing."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """The logged row of each epoch."""
 
     @property
     def seconds_per_epoch(self) -> float:

@@ -182,6 +182,7 @@ class Stepper:
             (step.loss * share).backward()
 
     def update(self) -> None:
+        """Takes an optimizer step with the gradients that were added, and clears them."""
         if self.optimizer:
             self.optimizer.step()
             self.optimizer.zero_grad()
