@@ -1,7 +1,8 @@
 """Embeddings and ansaetze as plain PennyLane quantum functions, in one registry.
 
 `CIRCUITS` has them by name: `EMBEDDINGS` write `inputs` into angles or amplitudes, `ANSAETZE` have trainable
-`weights`, angles in radians. `INITIALISATIONS` draw initial weights. `build` makes a QNode of them.
+`weights`, angles in radians, all on a tuple of `wires`. `INITIALISATIONS` draw initial weights. `build`
+makes a QNode of them.
 
 Each works on any number of wires and can be printed (`inspect.getsource`), drawn and copied:
 

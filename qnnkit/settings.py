@@ -1,6 +1,7 @@
 """The settings that all recipes share: training, data, comparison, placement and success criteria.
 
 A recipe adds its settings in a class derived from `Settings`: flat and frozen, without unknown names.
+`PLACEMENT` are the settings that say where and how a run computes; they may change when it is resumed.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class Store:
         best.
 
         Args:
-            load: Loads a state; if it raises a ValueError, TypeError, LookupError, AttributeError or
-                RuntimeError, it is called again with an older one. Its last call counts.
+            load: Loads a state; if it raises a ValueError, TypeError, KeyError, IndexError, AttributeError
+                or RuntimeError, it is called again with an older one. Its last call counts.
 
         Raises:
             ValueError: There are intact states, but `load` rejects all of them.

@@ -160,7 +160,7 @@ def arrays(
 
     Integer targets, one per sample, are class labels: they are split class by class. If the inputs are uint8
     in the shape of images too, the result is `ImageSplits`, else `TensorSplits`. Put what is fitted on data,
-    such as a scaler, into the net (`Standardise` in `docs/table.md`): `qnnkit predict` passes numbers on.
+    as a scaler, into the net (`Standardise` in `docs/table.md`): `qnnkit predict` passes numbers unchanged.
 
     Args:
         settings: Settings of a recipe, or `qnnkit.Settings()`.

@@ -328,7 +328,7 @@ def music(
     Args:
         root: Folder or archive with a folder of MIDI for each composer, or JSON of 16ths; or one such file.
         composers: Names of the composers to use; None takes all.
-        sequence_length: Tokens in a block, above 1 (or a multiple of 8); a bar of a chorale has about 75.
+        sequence_length: Tokens in a block, above 1 (events: 16, 24, ...); a bar of a chorale has about 75.
         split_seed: Chooses the split of each piece, and the transpositions.
         validation_fraction: Approximate share of each composer's pieces; at least one piece.
         test_fraction: Likewise.

@@ -37,7 +37,7 @@ class Choice:
         layer: Name of the layer.
         weight: Index among the layer's weights, as in `gradients.weight_names`.
         epoch: Number of the epoch whose gradients are shown, counted from 1.
-        image: Index in `Views.images`.
+        image: Index among the test images that can be chosen.
         shift: Radians by which the weight is moved.
     """
 

@@ -1,6 +1,7 @@
 """`QuantumLayer`, `Quanv2d` and the classical layers that replace them in controls.
 
 `BACKENDS` are the values of a layer's `backend`; `CONTROLS` are the controls that a run trains by default.
+`Given` is what a model takes: a tensor, or several by name.
 """
 
 from qnnkit.layers.controls import (

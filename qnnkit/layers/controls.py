@@ -146,7 +146,7 @@ def control(model: nn.Module, name: str, *, seed: int = 0, example: Given | None
 
     Args:
         model: As in `controls`; it is not changed.
-        name: Name of the control; `control_names` has those that apply, `controls` explains all.
+        name: Name of the control; `controls` explains each.
         seed: Fixes the weights of the replaced parts.
         example: A batch as the model takes it, which only `frozen_classical` needs.
 

@@ -50,7 +50,7 @@ def circuit_inputs(model: nn.Module, images: Given) -> dict[QuantumLayer, Tensor
         images: Images as the model takes them, of shape (batch, ...).
 
     Returns:
-        For each layer a tensor of shape (n_circuits, n_features), in radians, on the model's device.
+        For each layer a tensor of shape (n_circuits, n_features), on the model's device.
     """
     inputs_of: dict[QuantumLayer, list[Tensor]] = {}
     for layer, rows, _ in look(model, images, QuantumLayer):

@@ -89,7 +89,7 @@ class Live:
         self.update(final=True)
 
     def update(self, *, final: bool = False) -> None:
-        """Redraws, unless the last drawing is too recent."""
+        """Redraws, unless the last drawing is too recent; if `final`, in any case."""
         start = time.perf_counter()
         if not final and start - self.last < max(1.0, 20 * self.cost):
             return

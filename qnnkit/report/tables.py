@@ -55,7 +55,7 @@ SAME = 1e-4
 
 
 def metrics(score: stats.Score) -> tuple[stats.Score, ...]:
-    """The score that nets are compared by, and the other metrics that are computed."""
+    """The score that nets are compared by, and the other metrics that are computed, such as macro-F1."""
     return (score, *(BESIDE[score.name] if score == stats.SCORES.get(score.name) else ()))
 
 
@@ -245,7 +245,11 @@ def forest(rows: Sequence[Mapping[str, Any]], score: stats.Score = stats.ACCURAC
 
 
 def verdict(compared: Any) -> str:
-    """Sentences that count the verdicts in a table of `comparisons`, in all and for each kind of control."""
+    """Sentences that count the verdicts in a table of `comparisons`, in all and for each kind of control.
+
+    Args:
+        compared: The first result of `comparisons`.
+    """
     if not len(compared):
         return "No two nets could be compared, so there is no verdict on any difference."
     alike = (compared["model"] == compared["other_model"]) | (compared["other_net"] == "reference")

@@ -60,6 +60,12 @@ class Training:
     The rows of metrics.jsonl are "begin", "step" every few seconds, "epoch", "warning" and, last, "test"; of
     several processes, the first writes them. If "begin", "step" or "warning" cannot be written, the training
     continues.
+
+    Attributes:
+        net: Name of the net.
+        seed: Its seed.
+        config: The run's settings, with the entries of `net_settings` for this net.
+        place: The device on which it trains.
     """
 
     def __init__(self, run: Run, net: str, seed: int, place: torch.device, on_row: Any = None):

@@ -111,6 +111,7 @@ class Sampled:
         return counts
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
+        """The frequencies, unchanged; `measured` makes results of them."""
         return values
 
     def measured(self, values: Tensor) -> Any:
