@@ -330,8 +330,7 @@ def music(
         composers: Names of the composers to use; None takes all.
         sequence_length: Tokens in a block, above 1 (events: 16, 24, ...); a bar of a chorale has about 75.
         split_seed: Chooses the split of each piece, and the transpositions.
-        validation_fraction: Approximate share of each composer's pieces; at least one piece.
-        test_fraction: Likewise.
+        validation_fraction, test_fraction: Approximate shares of each composer's pieces; at least one piece.
         transpose: Most semitones by which training blocks are transposed in each epoch; 0 turns it off.
         tokens: Encoding: "remi" (MidiTok's), or "midi_v1" or "midi_v2", events of eight tokens each as in
             SkyTNT's midi_model.
@@ -343,6 +342,7 @@ def music(
     """
     chosen = tokenizer_of(tokenizer, tokens)
     written = writing(chosen)
+    checks.positive("sequence_length", sequence_length, "Use 1024.", above=written.width)
     if sequence_length % written.width:
         rule, step = f"be a multiple of {written.width}", "An event has this many tokens."
         raise ValueError(checks.message("sequence_length", rule, sequence_length, step))

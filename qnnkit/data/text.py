@@ -205,6 +205,7 @@ def text(
     sides = {keys[row]: name for name, of in zip(SPLITS, rows, strict=True) for row in of}
     parts = {name: [each for each in selected if each.text and sides[each.key] == name] for name in SPLITS}
     if tokenizer is None:
+        checks.positive("vocabulary", 1024 if vocabulary is None else vocabulary, "Use 1024.", above=256)
         chosen = tokenizers.trained((document.text for document in parts["train"]), vocabulary or 1024)
         notes.append(f"A byte-level BPE of {len(chosen):,} tokens was trained on the training documents.")
     else:

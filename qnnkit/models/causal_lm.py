@@ -63,11 +63,13 @@ def llama_config(size: str, *, vocabulary: int | None = None, length: int | None
         length: Longest context in tokens; None takes 2,048, or 131,072 for "3b".
 
     Raises:
-        ValueError: No size has that name.
+        ValueError: No size has that name, or a number is below 1.
     """
     from transformers import LlamaConfig
 
     hidden, n_layers, heads, kv_heads, inner, default = LLAMA[checks.choice("size", size, LLAMA)]
+    for name, value in {"vocabulary": vocabulary, "length": length}.items():
+        checks.positive(name, 1 if value is None else value)
     return LlamaConfig(
         vocab_size=default if vocabulary is None else vocabulary,
         hidden_size=hidden,
@@ -144,7 +146,8 @@ def _from_scratch(name: str, vocabulary: int | None, length: int | None, events:
     from qnnkit.models import midi_model  # registers the model with transformers
 
     if events and (name in midi_model.SIZES or name in LLAMA):
-        return midi_model.config_of(name, version=events, length=length)
+        with checks.renamed({"version": "events"}):
+            return midi_model.config_of(name, version=events, length=length)
     return llama_config(name, vocabulary=vocabulary, length=length) if name in LLAMA else None
 
 

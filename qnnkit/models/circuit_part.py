@@ -61,7 +61,7 @@ def circuit_layer(
     Raises:
         ValueError: A name is unknown, a number is below 1, or `n_layers` is odd for `identity_block`.
     """
-    mirrored = initialisation in circuits.MIRRORED
+    mirrored = checks.choice("initialisation", initialisation, circuits.INITIALISATIONS) in circuits.MIRRORED
     sizes: dict[str, Any] = {"n_qubits": n_qubits, "n_layers": n_layers}
     qnode, shapes = circuits.build(circuit, **sizes, embedding=embedding, seed=seed, mirrored=mirrored)
     generator = torch.Generator().manual_seed(seed)

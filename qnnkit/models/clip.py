@@ -63,9 +63,9 @@ class Clip(nn.Module):
         circuit: Further arguments of `circuit_layer`.
 
     Raises:
-        ValueError: A name is unknown, the images do not fit the patches, images or tokenizer do not fit the
-            published model, or `pretrained` cannot be read or is not a CLIP; in a call, `pixel_values` are
-            not uint8.
+        ValueError: A name is unknown, `n_qubits` is below 1, the images do not fit the patches, images or
+            tokenizer do not fit the published model, or `pretrained` cannot be read or is not a CLIP; in a
+            call, `pixel_values` are not uint8.
 
     Reference:
         Radford et al. 2021, arXiv:2103.00020, sections 2.3 to 2.5.
@@ -97,6 +97,7 @@ class Clip(nn.Module):
         from transformers import CLIPModel
 
         checks.choice("head", head, HEADS)
+        checks.positive("n_qubits", n_qubits)
         if image_size[0] != image_size[1]:
             step = "Load the images with an image_size."
             raise ValueError(checks.message("image_size", "be square", tuple(image_size), step))

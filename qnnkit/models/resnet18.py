@@ -40,7 +40,8 @@ class Backbone(nn.Module):
         in_channels: Channels that the first layer reads.
 
     Raises:
-        ValueError: `pretrained` cannot be reached, or is not a ResNet for that number of channels.
+        ValueError: `stem_stride` is not 4, 2 or 1; or `pretrained` cannot be reached, or is not a ResNet for
+            that number of channels.
     """
 
     def __init__(
@@ -54,6 +55,9 @@ class Backbone(nn.Module):
         super().__init__()
         from transformers import ResNetConfig, ResNetModel
 
+        if stem_stride not in (1, 2, 4):
+            step = "Use 2 or 1 for small images."
+            raise ValueError(checks.message("stem_stride", "be 4, 2 or 1", stem_stride, step))
         self.frozen, self.pretrained = frozen_backbone, pretrained
         if self.pretrained is None:
             shape: dict[str, Any] = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}

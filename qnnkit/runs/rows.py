@@ -142,6 +142,7 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
         also have `hours`, the time of their epochs, and `cost`, from the setting `price_per_hour`.
 
     Raises:
+        FileNotFoundError: Only one folder is given, and it does not exist.
         ValueError: `event` is neither of the two.
 
     Example:
@@ -154,6 +155,8 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     if isinstance(runs, str | Path) or hasattr(runs, "folder"):
         runs = [runs]
     places = [workspace.place(getattr(run, "folder", run)) for run in runs]
+    if len(places) == 1:
+        checks.folder("runs", places[0], "Give the folder of a run.")
     files = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
     names = dict.fromkeys(name for _, provenance in files for name in provenance.get("given") or ())
     names |= dict.fromkeys(settings)

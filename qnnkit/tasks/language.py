@@ -141,6 +141,7 @@ def continuation(
     if n not in range(1, window - width + 1):
         rule = f"lie in 1..{window - width}, as the model has {window:,} positions"
         raise ValueError(checks.message("n", rule, n, "Leave it out for a number that fits."))
+    checks.share("top_p", options.get("top_p", 1), "Use 1 for all tokens.")
     context = [*ids][-((window - n) // width * width) :]
     options |= {"eos_token_id": end, "pad_token_id": end or 0, "do_sample": temperature != 0}
     if temperature:

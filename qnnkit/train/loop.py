@@ -37,7 +37,7 @@ def fit(
     groups: Sequence[Group] | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     identity: dict[str, Any] | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
     watch: Any = None,
@@ -69,7 +69,7 @@ def fit(
         groups: Parameters by learning rate and clipping; all in one by default.
         device: Where to compute.
         seed: Fixes the random numbers of training (order, dropout); the caller's generators do not change.
-        folder: Folder of the checkpoints, a `pathlib.Path`; None writes none.
+        folder: Folder of the checkpoints; None writes none.
         identity: Plain values that distinguish this training; checkpoints of others are not loaded.
         log: Called after every epoch with its row of plain numbers, as in `Progress.rows`.
         watch: A `gradients.Watch`, which observes gradients and updates.
@@ -81,7 +81,7 @@ def fit(
         OutOfMemory: Memory ran out; the message says where, and what to do next. The same call resumes.
         FloatingPointError: The loss or a gradient is not finite; the message names epoch and batch.
             Once the cause is fixed, the same call resumes from the earlier checkpoints.
-        ValueError: A loader is empty, nothing can be trained, or no checkpoint in `folder` fits.
+        ValueError: A loader is missing or empty, nothing can be trained, or no checkpoint in `folder` fits.
         OSError: A checkpoint cannot be written.
     """
     with own_generators(), deferred() as stop:
@@ -100,7 +100,7 @@ class _Loop:
     config: Settings
     groups: Sequence[Group] | None
     device: torch.device
-    folder: Path | None
+    folder: str | Path | None
     identity: dict[str, Any] | None
     stop: Stop
     seed: int
@@ -112,14 +112,14 @@ class _Loop:
 
     def run(self, log: Callable[[dict[str, Any]], None]) -> Progress:
         for name in ("train", "validation"):
-            checks.positive(f"the number of {name} batches", len(self.loaders[name]), "Give it data to load.")
+            checks.positive(f"the number of {name} batches", len(self.loaders.get(name, ())), "Give it data.")
         self.processes = Processes(self.device)
         self.stepper = Stepper(self.model, self.task, self.config, self.groups, self.processes.device)
         step = "Make a part of the model trainable."
         checks.positive("the number of weights to train", len(self.stepper.groups), step)
         self.train = Share(self.loaders["train"], self.processes)
         self.validation = Share(self.loaders["validation"], self.processes)
-        store = Store(self.folder, self.identity, self.config.keep_checkpoints) if self.folder else None
+        store = Store(Path(self.folder), self.identity, self.config.keep_checkpoints) if self.folder else None
         self.checkpoints = Checkpoints(store, self.stepper, self.train, self.processes)
         self.model, self.steps = self.processes.spread(self.model), len(self.train)
         self.stepper.optimizer.zero_grad()  # removes the caller's gradients

@@ -250,6 +250,7 @@ WRONG = [
     ("part", {"part": "HAMLET"}),
     ("part", {"part": "("}),
     ("sequence_length", {"sequence_length": 0}),
+    ("vocabulary", {"vocabulary": 256}),
     ("root", {"sequence_length": 1}),
     ("root", {"sequence_length": 9999}),
     ("tokenizer", {"tokenizer": "."}),

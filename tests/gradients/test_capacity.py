@@ -82,6 +82,8 @@ def test_alignment_is_one_for_the_kernel_of_the_labels_and_small_for_noise():
     one, two = centre @ noise @ noise.T @ centre, centre @ equal @ centre
     cosine = float((one * two).sum() / one.norm() / two.norm())
     assert gradients.alignment(noise @ noise.T, labels) == pytest.approx(cosine, abs=CLOSE) and cosine < 0.3
+    with refused("the number of classes"):
+        gradients.alignment(equal, 0 * labels)
 
 
 class Coin(nn.Module):

@@ -180,6 +180,7 @@ PUBLISHED = {"pretrained": "colour"}
     ("argument", "options"),
     [
         ("size", {"size": "large"}),
+        ("n_qubits", {"head": "linear", "n_qubits": 0}),
         ("patch_size", {"patch_size": 5}),
         ("image_size", {"image_size": (16, 24)}),
         ("tokenizer", {"tokenizer": ends_with_2()}),

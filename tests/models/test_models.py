@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qnnkit import QuantumLayer, controls
+from qnnkit import QuantumLayer, controls, models
 from qnnkit.layers import count_parameters, feature_maps_of, quantum_parameters
-from qnnkit.models import table
 from tests.nets import HYBRID, NETS, SLIDING, family
 from tests.toys import refused
 
@@ -98,7 +97,7 @@ def test_sizes(name, n_classes, settings, quantum, classical, n_circuits):
     model = family(name, sizes=sizes, dropout=0.3, **settings)
     assert count_parameters(model) == {"quantum": quantum, "classical": classical, "frozen": 0}
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    frame = table(model, torch.zeros(1, 1, 32, 32, dtype=torch.uint8))
+    frame = models.table(model, torch.zeros(1, 1, 32, 32, dtype=torch.uint8))
     expected = {"quantum": quantum, "classical": classical, "frozen": 0, "circuits / sample": n_circuits}
     assert dict(frame.loc["all", list(expected)]) == dict(frame[list(expected)][:-1].sum()) == expected
     assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
@@ -146,7 +145,7 @@ def test_a_frozen_backbone_never_changes():
     assert all(torch.equal(before[key], value) for key, value in model.backbone.state_dict().items())
     assert all(weight.grad is None for weight in model.backbone.parameters())
     assert all(weight.grad is not None for weight in model.head.parameters())
-    assert table(model, IMAGES[:1]).loc["backbone", "kind"] == "ResNet from scratch, frozen"
+    assert models.table(model, IMAGES[:1]).loc["backbone", "kind"] == "ResNet from scratch, frozen"
     maps = model.features(IMAGES).detach()
     close(model.eval()(maps), model(IMAGES))
     with refused("images"):
@@ -181,6 +180,18 @@ def test_quanv_scales_pixels_to_angles_between_0_and_pi():
     maps = model.features(images)
     close(maps[0, :, 0, 0], torch.cos(torch.tensor([0, 0.2 * torch.pi, torch.pi])))
     assert torch.equal(feature_maps_of(model, images), maps)
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("initialisation", lambda name: models.circuit_layer(4, initialisation=name)),
+        ("stem_stride", lambda stride: models.Backbone(1, stem_stride=stride)),
+    ],
+)
+def test_arguments_that_raise_an_error(argument, call):
+    with refused(argument):
+        call(8)
 
 
 @pytest.mark.parametrize("name", [*SLIDING, "cnn"])

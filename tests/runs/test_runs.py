@@ -365,6 +365,8 @@ def test_many_runs_form_one_table(tiny, tmp_path):
     assert len(epochs) == 4 and not epochs.duplicated(["folder", "net", "seed", "epoch"]).any()
     with refused("event"):
         runs.frame([one.folder], "epochs")
+    with refused("runs", FileNotFoundError):
+        runs.frame(tmp_path / "nothing")
     with Mirror(two.folder, tmp_path / "remote"):
         pass
     stored, own = (runs.frame(place).drop(columns=["folder", "run"]) for place in (tmp_path / "remote", two))

@@ -15,7 +15,7 @@ from qnnkit.tasks import continue_piece
 from qnnkit.tasks.language import continuation
 from tests import nets
 from tests.data.test_music_data import BOS, EOS, TOKENS, band, heard
-from tests.toys import by_composer, music, trained
+from tests.toys import by_composer, music, refused, trained
 
 TINY = {"sequence_length": 64, "batch_size": 8, "device": "cpu", "threads": 1, "gradient_samples": 0}
 TINY |= {"epochs": 1}
@@ -131,6 +131,8 @@ def test_only_valid_music_is_written():
         model.lm_head.bias[TOKENS.token_ids_of_type("Pitch")] = 20.0
     options = {"ids": TOKENS.encode(PROMPT).ids, "n": 64, "logits_processor": [writing(TOKENS).allowed]}
     new = continuation(model, **options)
+    with refused("top_p"):
+        continuation(model, **options, top_p=5)
     assert not {*TOKENS.special_tokens_ids} & {*new}
     n_notes = sum(TOKENS[token].startswith("Duration") for token in new)
     assert continue_piece(model, TOKENS, PROMPT).note_num() - PROMPT.note_num() == n_notes > 0

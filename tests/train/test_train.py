@@ -530,6 +530,8 @@ REFUSED = [
 def test_impossible_trainings_raise_an_error(data, settings, what):
     with refused(what):
         fit(net().requires_grad_("weights" not in what), data=loaders() | data, **settings)
+    with refused("the number of validation batches"):
+        fit(net(), data={"train": loaders()["train"]})
 
 
 @pytest.mark.parametrize(
