@@ -63,8 +63,7 @@ except runs.NotebookError as error:
 def chain(request, tmp_path_factory):
     """Three notebooks one after another, forked or each separately: (folder, output, way)."""
     folder = tmp_path_factory.mktemp(request.param)
-    books = {"spoils": SPOILS + ENDS, "looks": LOOKS, "dies": DIES}
-    for name, code in books.items():
+    for name, code in {"spoils": SPOILS + ENDS, "looks": LOOKS, "dies": DIES}.items():
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code.strip())])
         nbformat.write(book, folder / f"{name}.ipynb")
     done = forked.python(CHAIN, request.param, folder, timeout=300)
