@@ -51,6 +51,8 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         >>> with renamed({"root": "data_dir"}):
         ...     message("root", "hold images", "x", "Add some.")
         "Argument `data_dir` must hold images, but is 'x'. Add some."
+        >>> message("root", "hold images", "x", "Add some.")
+        "Argument `root` must hold images, but is 'x'. Add some."
     """
     before = _names.set({**_names.get(), **names})
     try:

@@ -112,8 +112,7 @@ def again(remote, tmp_path):
     """What a new machine would restore."""
     fresh = tmp_path / "fresh" / "run"
     shutil.rmtree(fresh.parent, ignore_errors=True)
-    notes = restore(remote, fresh)
-    return fresh, notes
+    return fresh, restore(remote, fresh)
 
 
 def assert_comes_back(remote, tmp_path, wanted):

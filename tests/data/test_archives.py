@@ -146,11 +146,12 @@ def test_each_class_of_each_split_is_sampled_equally(tmp_path, files, pattern, s
 
 def test_skipped_files_and_small_classes_are_counted_and_named(tmp_path):
     fill(tmp_path / "all", [f"id_{i:02}_label_{i % 12}{'x' * (i % 12 < 10)}.png" for i in range(47)])
-    command = r"sample all some --per-class 4 --pattern (\d+)$"
+    command = r"sample all some --per-class 4 --seed 3 --pattern (\d+)$"
     done = CliRunner().invoke(cli.app, command.split())
     assert done.exit_code == 0 and done.output.startswith("7 images in "), done.output
     assert r"Left out 40 of 47 images whose names do not match (\d+)$: id_00_label_0x.png, " in done.output
     assert "Classes with fewer files than per_class: 11 of any (3 of 4)." in done.output
+    assert json.loads((tmp_path / "some" / "sample.json").read_text())["seed"] == 3
 
 
 TYPED = [

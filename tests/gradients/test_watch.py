@@ -104,8 +104,7 @@ def test_the_interval_contains_the_true_ratio(steps, ratio):
     mean = np.eye(24)[0] * ratio * math.sqrt(24)
     seen = mean + generator.standard_normal((300, steps, 24))
     ratios = signal_to_noise(seen @ seen.transpose(0, 2, 1))
-    inside = (ratios[:, 1] <= ratio) & (ratio <= ratios[:, 2])
-    assert inside.mean() > 0.9
+    assert ((ratios[:, 1] <= ratio) & (ratio <= ratios[:, 2])).mean() > 0.9
     assert np.median(ratios[:, 0]) == pytest.approx(ratio, abs=0.05)
 
 

@@ -94,6 +94,11 @@ def test_widgets_redraw_only_the_pictures_that_depend_on_them(trained, looked):
     assert looked.choice == replace(choice, epoch=1, weight=weight, shift=1.0, image=3)
     assert looked.weight.label == looked.views.names[weight] in looked.moved.value
     assert "+1.00 rad" in looked.moved.value
+    moves, drawn = looked.views._begun(weight, 3)
+    there = moves.at(1.0)
+    assert f"{moves.before.loss:.4f}, and <b>{there.loss:.4f}</b>" in looked.moved.value
+    assert drawn.dot.get_xydata().tolist() == [[1.0, there.loss]]
+    assert np.array_equal(drawn.there.get_xdata(), there.values)
 
 
 def test_widgets_for_missing_features_are_hidden(looked):
@@ -271,12 +276,12 @@ def test_a_wrong_choice_raises_an_error(trained):
 
 def test_a_drawing_error_is_reported_and_changes_nothing(looked, monkeypatch):
     def fails(choice):
-        raise ValueError("Rows of\nanother net.")
+        raise ValueError("Rows of\n<another> net.")
 
     before = looked.choice
     monkeypatch.setattr(looked.views, "redraw", fails)
     assert changed(looked, "shift", 2.0) == set()
-    assert "could not be drawn: Rows of another net." in looked.message.value
+    assert "could not be drawn: Rows of &lt;another&gt; net." in looked.message.value
     assert looked.choice == before and looked.shift.value == before.shift
 
 

@@ -210,8 +210,7 @@ def test_memory_of_the_timing_itself_is_not_counted_twice(n_samples):
 
 def test_a_batch_that_does_not_fit_is_timed_at_a_smaller_size(monkeypatch):
     workload = digits().change(batch_size=4)
-    held = sum(trace(workload).memory.values())
-    for free, size in ((1.8 * held, 2), (0, 0)):
+    for free, size in ((1.8 * sum(trace(workload).memory.values()), 2), (0, 0)):
         monkeypatch.setattr(predicting, "free", lambda device, free=free: free)
         result = measure.predict(workload, seconds=0.1, n_threads=1)
         assert (result.seconds is None) == (size == 0)

@@ -8,8 +8,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from qnnkit.report import page
 
 
-def code(source, *outputs, tag=None):
-    return new_code_cell(source, outputs=list(outputs), metadata={"tags": [tag] if tag else []})
+def code(source, *outputs, tag=None, status="completed"):
+    about = {"tags": [tag] if tag else [], "papermill": {"status": status}}
+    return new_code_cell(source, outputs=list(outputs), metadata=about)
 
 
 def test_the_body_has_output_by_section_without_code_and_set_up(tmp_path: Path) -> None:
@@ -31,8 +32,9 @@ def test_the_body_has_output_by_section_without_code_and_set_up(tmp_path: Path) 
         code("print('secret source')", text, picture),
         new_markdown_cell('How to read it.\n\n## A "second"'),
         code("2", picture),
-        new_markdown_cell("Read.\n\n## Empty"),
-        code("3"),
+        new_markdown_cell("Read.\n\n## Unfinished"),
+        code("3", picture),
+        code("4", status="running"),
     ]
     nbformat.write(new_notebook(cells=cells), tmp_path / "04_analyze.ipynb")
     body = page.body(tmp_path / "04_analyze.ipynb")

@@ -84,6 +84,9 @@ def test_three_seeds_by_hand(three):
     [row] = result["comparisons"]
     assert (row["verdict"], row["seeds"], row["min_difference"]) == ("worse", 3, 0.01)
     assert row["difference"] == pytest.approx(-0.14 / 3)
+    axis = report.forest(result["comparisons"]).axes[0]  # in points
+    assert (axis.patches[0].get_x(), axis.patches[0].get_width()) == (-1, 2), "the margin"
+    assert axis.lines[1].get_xdata() == pytest.approx([-6.1, -3.2], abs=0.05)
 
 
 def test_nets_that_are_not_trained_yet(begin):
@@ -171,6 +174,7 @@ def test_the_page_shows_results_and_figures_and_loads_nothing(three):
     with pytest.raises(ValueError, match=r"04_analyze.ipynb` is damaged"):
         report.finish(three)
     nbformat.write(new_notebook(cells=cells), three.notebook("04_analyze"))  # executed earlier
+    three.notebook("04_analyze.running").write_text("cut")  # by a process that was killed
     three.report.mkdir()
     with pytest.raises(OSError, match=r"Cannot write .*report\.html"):
         report.finish(three)
