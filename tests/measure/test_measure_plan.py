@@ -43,6 +43,8 @@ def test_a_plan_has_a_row_per_machine_and_text_and_json_agree(monkeypatch, capfd
     assert [*places] == [HERE, *platforms.load().shown]
     assert (prediction["n_samples"], parsed["nets"], parsed["seeds"], parsed["remedies"]) == (1079, 5, 3, [])
     mine, other, epoch = places[HERE], places["T4"], prediction["seconds_per_epoch"]
+    price = platforms.load().machines["T4"].price_per_hour
+    assert other["cost"] == pytest.approx(other["in_all"] / 3600 * price)
     assert (mine["basis"], other["basis"]) == ("measured here", "published")
     assert (mine["epoch"], mine["in_all"]) == pytest.approx((epoch, 7 * 5 * 3 * epoch))
     assert (mine["why"], other["why"], parsed["answer"]) == (["time"], ["time", "price"], planned.answer)
