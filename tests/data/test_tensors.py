@@ -185,7 +185,6 @@ WRONG = [
     ("inputs", np.zeros((N, 0, 0), np.uint8), LABELS, None),
     ("inputs", pd.DataFrame({"x": [1.0] * N, "day": pd.date_range("2026", periods=N)}), LABELS, None),
     ("targets", X, ["a"] * N, None),
-    ("inputs", pd.DataFrame({"x": [1.0] * N, "y": ["u"] * N}), LABELS, None),
     ("targets", X, LABELS[:-1], None),
     ("inputs", {0: X, 1: X, 2: X}, [0, 1, 0], None),
     ("targets", X, torch.arange(N), None),
