@@ -53,7 +53,7 @@ def caught(copy: Path, tests: str) -> str | None:
 
 def main(wanted: list[str]) -> int:
     sys.dont_write_bytecode = True
-    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "kit"
         copy.mkdir()

@@ -56,6 +56,7 @@ def test_a_new_adapter_changes_nothing_and_depends_only_on_the_seed():
     assert gap(logits(model), before) == 0
     again, other = (adapted(seed=seed).state_dict() for seed in (1, 2))
     assert same(model.state_dict(), again) and not same(model.state_dict(), other)
+    assert len({str(value) for key, value in again.items() if ".angles." in key}) == 12, "some start alike"
 
 
 def test_the_update_is_the_product_of_the_circuits_matrices():

@@ -1,6 +1,6 @@
 """`data.arrays`: a user's tensors, arrays and lists: fixed splits, and errors for bad ones."""
 
-import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +49,10 @@ def test_every_row_is_in_one_split_with_its_target(targets):
 
 
 def test_rows_in_two_splits_are_reported():
-    [note] = split(X[:20].repeat(2, 1)).notes
-    assert re.match(
-        r"Duplicates: \d+ of 16 samples of validation and test .+, number for number: arrays/", note
-    )
+    splits = split(X[:20].repeat(2, 1))
+    [note], sides = splits.notes, {row: name for name in SPLITS for row in rows(splits, name)}
+    n = sum(sides[row] != sides[row + 20] for row in range(20))
+    assert note.startswith(f"Duplicates: {n} of 16 samples of validation and test are ") and 0 < n < 16
     assert split().notes == () and split(X[:, 0]).notes == ()
 
 
@@ -139,6 +139,8 @@ def test_arrays_of_bytes_are_images(shape):
         expected = images[indices].movedim(-1, 1) if shape[2:] and shape[2] < 4 else images[indices]
         assert torch.equal(part.images, expected.reshape(part.images.shape))
         assert torch.equal(part.labels, LABELS[indices])
+        other = replace(splits, **{name: replace(part, labels=part.labels.roll(1))})
+        assert other.fingerprint() != splits.fingerprint(), "labels do not count"
     assert isinstance(split(images, X[:, 0]), TensorSplits), "the images have no labels"
 
 
@@ -176,7 +178,6 @@ def broken(value: float) -> torch.Tensor:
 
 WRONG = [
     *(("inputs", broken(value), LABELS, None) for value in (float("nan"), float("inf"), 1e300)),
-    ("targets", X, broken(float("nan")), None),
     ("inputs", [[1.0, 2.0], [3.0], [4.0, 5.0]], LABELS, None),
     ("inputs", X.to(torch.complex64), LABELS, None),
     ("inputs", np.ma.masked_greater(X.numpy(), 1), LABELS, None),
@@ -184,7 +185,6 @@ WRONG = [
     ("inputs", np.zeros((N, 0, 0), np.uint8), LABELS, None),
     ("inputs", pd.DataFrame({"x": [1.0] * N, "day": pd.date_range("2026", periods=N)}), LABELS, None),
     ("targets", X, ["a"] * N, None),
-    ("inputs", pd.DataFrame({"x": [1.0] * N, "y": ["u"] * N}), LABELS, None),
     ("targets", X, LABELS[:-1], None),
     ("inputs", {0: X, 1: X, 2: X}, [0, 1, 0], None),
     ("targets", X, torch.arange(N), None),

@@ -61,7 +61,6 @@ def test_the_published_decay():
     local, deep = plateau.fit(frame).itertuples()
     assert deep.low <= deep.reference <= deep.high < deep.low + 0.35
     assert deep.verdict == "as in random circuits"
-    assert deep.low > 1.5  # every qubit costs a factor of nearly 3 or more
     shallow = plateau.scan("hardware_efficient", qubits=(3, 4, 6), depths=(2,), n=100)
     fit, _ = plateau.fit(shallow).itertuples()
     assert fit.low < 0 < fit.high  # no decay at all, once the light cone fits
@@ -73,11 +72,13 @@ def test_every_initialisation_is_reproducible_by_seed_also_in_chunks(initialisat
     options = {"qubits": (3,), "depths": (4,), "n": 20, "initialisations": (initialisation,), "seed": 2}
     frame = plateau.scan("data_reuploading", **options)
     monkeypatch.setattr(plateau, "BYTES", 1)
-    again = plateau.scan("data_reuploading", **options)
+    again, other = (plateau.scan("data_reuploading", **options | {"seed": seed}) for seed in (2, 3))
     assert frame["observable"].tolist() == ["local", "global"]
     assert (frame["low"] > 0).all() and frame["variance"].between(frame["low"], frame["high"]).all()
     assert frame[["n_weights", "n", "n_layers"]].drop_duplicates().values.tolist() == [[36, 20, 4]]
     assert again["variance"].tolist() == pytest.approx(frame["variance"].tolist(), rel=1e-10)
+    assert (other["variance"] != frame["variance"]).all()
+    assert frame["resampled"].map(np.mean).tolist() == pytest.approx(frame["variance"].tolist(), rel=0.04)
 
 
 def test_all_weights_of_identity_blocks_on_the_zero_state_are_dead():
@@ -99,7 +100,6 @@ def test_a_bad_value_raises_an_error_before_the_scan(monkeypatch):
 def test_verdicts_of_a_fit():
     """Equal within the interval, or within 10 % of the rate, which a few qubits do not determine."""
     for line, sentence in {
-        (0.91, 0.90, 0.92): "as in random circuits",
         (1.3, 0.9, 1.7): "as in random circuits",
         (1.4, 1.3, 1.5): "faster than in random circuits",
         (-0.2, -0.3, 0.0): "does not vanish",

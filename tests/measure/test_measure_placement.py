@@ -80,7 +80,6 @@ SIZES = [Candidate("cpu", 1, size) for size in (16, 32, 64, 128)]
         (THREADS, (1.09, 1.045, 1.0), (), 1),  # ties are not chained
         (THREADS, (None, 1.1, 1.0), (), 2),  # a failed one
         (DEVICES, (1.5, 1.03, 1.0), (), 1),  # ties go to the CPU
-        (DEVICES, (1.5, 1.2, 1.0), (), 2),
         (SIZES, (4.0, 1.09, 1.0, 0.995), (), 1),  # the smallest one within 10 % of the best
         (SIZES, (4.0, 3.0, 2.0, None), (), 2),
         (SIZES, (None, None, None, None), (), 0),
@@ -106,8 +105,6 @@ def test_candidates_are_all_that_the_settings_leave_open(monkeypatch):
     assert names("cpu", 3) == ["cpu on 3 threads, batch 32"]
     assert names(config=Settings(batch_size=32, precision="float16"))[0] == "cuda:0, batch 32"
     assert [name.split()[-1] for name in names("cpu", 1, AUTO)] == ["16", "32", "64"]
-    with pytest.raises(ValueError, match=r"`precision` must suit the device, but is 'float16 on cpu'"):
-        names("cpu", config=Settings(precision="float16"))
 
 
 def test_the_number_of_threads_follows_physical_cores(monkeypatch):
@@ -121,7 +118,7 @@ def test_the_number_of_threads_follows_physical_cores(monkeypatch):
 # --- the race -------------------------------------------------------------------------------------
 
 
-def test_a_slow_number_of_threads_is_avoided_and_the_net_is_unchanged(reader):
+def test_a_slow_number_of_threads_is_avoided_and_the_net_is_unchanged(monkeypatch, reader):
     """Dropout draws random numbers, which must not change global generators."""
     net = reader(lambda n: 0.03 if torch.get_num_threads() == 1 else 0.001)
     before = copy.deepcopy(net.state_dict())
@@ -130,6 +127,8 @@ def test_a_slow_number_of_threads_is_avoided_and_the_net_is_unchanged(reader):
     assert same(net.state_dict(), before) and all(weight.grad is None for weight in net.parameters())
     assert choice.rows[0]["candidate"] == (first := "cpu on 2 threads, batch 8")
     assert re.fullmatch(rf"{first}: [\d,]+ samples/s; cpu on .* times that.", choice.sentence)
+    monkeypatch.setattr(placement, "BRIEFEST", 1.0)  # a training of 0.6 s allows no race
+    assert [place(net, batch(), trainings=n, **ON_CPU).threads for n in (1, 100)] == [1, 2]
 
 
 def refusing(most):

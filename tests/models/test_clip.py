@@ -184,7 +184,6 @@ PUBLISHED = {"pretrained": "colour"}
         ("patch_size", {"patch_size": 5}),
         ("image_size", {"image_size": (16, 24)}),
         ("tokenizer", {"tokenizer": ends_with_2()}),
-        ("pretrained", {"pretrained": "nobody/clip"}),
         ("pretrained", {"pretrained": "resnet", "channels": 1}),
         ("channels", {"pretrained": "grey"}),
         ("image_size", {**PUBLISHED, "image_size": (32, 32)}),

@@ -120,7 +120,6 @@ def test_a_run_of_another_machine_opens_but_not_on_missing_devices(tiny):
         ("digits_quanv", {"controls": ["classical_trained"]}, "control"),  # for circuits that are not trained
         ("cnn", {"dataset": "digits", "controls": ["classical"]}, "control"),
         ("digits_quanv", {"net_settings": ["clasicl.learning_rate=0.5"]}, "net in net_settings"),
-        ("digits_quanv", {"backend": "lightning"}, "backend"),
         ("digits_quanv", {"device": "gpu"}, "device"),
         ("digits_quanv", {"precision": "float16", "device": "cpu"}, "precision"),
         ("folder_quanv", {}, "data_dir"),
@@ -353,16 +352,18 @@ def test_a_stopped_notebook_and_shared_files_name_no_local_folder(notebook, tmp_
 
 
 def test_many_runs_form_one_table(tiny, tmp_path):
-    one, two = tiny("one", hidden=2, epochs=1), tiny("two", hidden=3, epochs=1)
+    one, two = tiny("one", hidden=2, epochs=1, price_per_hour=3), tiny("two", hidden=3, epochs=1)
     finals = [row for run in (one, two) for row in runs.train_all(run)]
-    one.log("metrics", next(row for row in one.rows("metrics") if row["event"] == "epoch"))  # as after a kill
+    # As after a kill:
+    one.log("metrics", next(row for row in one.rows("metrics") if row["event"] == "epoch") | {"seconds": 36})
     folders = [one, two.folder, tmp_path / "nothing"]  # a run counts like its folder
     table, epochs = runs.frame(folders), runs.frame(folders, "epoch")
     assert table["hidden"].tolist() == [2, 2, 3, 3] and set(table["recipe"]) == {"folder_quanv"}
     assert table["folder"].iloc[-1] == str(two.folder)
+    assert (3600 * table["hours"]).tolist() == pytest.approx([36, *epochs["seconds"][1:]])
+    assert table["cost"].equals((3 * table["hours"]).where(table["run"] == "one"))
     for each, row in zip(finals, table.to_dict("records"), strict=True):
         assert each.items() <= row.items()
-    assert len(epochs) == 4 and not epochs.duplicated(["folder", "net", "seed", "epoch"]).any()
     with refused("event"):
         runs.frame([one.folder], "epochs")
     with refused("runs", FileNotFoundError):

@@ -181,7 +181,6 @@ def test_recall_with_several_captions(rows, monkeypatch):
     for k in (1, 2, 5, 30):
         assert scored[f"image_to_text_recall_{k}"] == by_hand(images, texts, {*right}, k)
         assert scored[f"text_to_image_recall_{k}"] == by_hand(texts, images, flipped, k)
-    assert scored["image_to_text_recall_30"] == scored["text_to_image_recall_30"] == 1
     assert 0 < scored["image_to_text_recall_1"] != scored["text_to_image_recall_1"]
 
 
