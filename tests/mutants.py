@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("qnnkit", "tests", "notebooks", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
+LEFT_OUT = (".*", "__pycache__", "_build", "runs", "batches")
+"""Files of the checkout that the copy lacks."""
 OPTIONS = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of modules imported before pytest
 OPTIONS += ("-o", "faulthandler_timeout=120")  # a hanging test counts as caught
 with Path(__file__).with_suffix(".tsv").open(encoding="utf-8", newline="") as table:
@@ -56,14 +57,7 @@ def main(wanted: list[str]) -> int:
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "kit"
-        copy.mkdir()
-        for name in COPIED:
-            source = ROOT / name
-            ignored = shutil.ignore_patterns("__pycache__")
-            if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=ignored)
-            else:
-                shutil.copy(source, copy)
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
         sys.path.insert(0, str(copy))
         os.environ["PYTHONPATH"] = str(copy)
         import peft  # noqa: F401

@@ -76,7 +76,6 @@ def test_nets_moved_from_torchlayer_compute_the_same():
 # --- measurements of the scripts, at toy size -----------------------------------------------------------
 
 
-FEW = {"a": {"recipe": "digits_quanv", "train_fraction": 0.1, "stride": 4}}
 TOY = {
     "overhead": (
         {"CASES": {"digits_quanv": (8, 67, 10)}, "ROUNDS": 1},
@@ -85,10 +84,6 @@ TOY = {
     "adapting": (
         {"HIDDEN": (32,), "WEIGHTS": (1000,), "LENGTH": 8, "SECONDS": 0.1},
         lambda rows: (rows["times_lora"] == 1) == (rows["adapter"] == "lora"),
-    ),
-    "moving": (
-        {"CASES": FEW, "VALUES": {"shift": [1.0], "weight": [3]}},
-        lambda rows: rows["median_ms"] <= rows["slowest_ms"],
     ),
 }
 """Script -> smaller constants for it, and a check for every row."""
@@ -153,13 +148,6 @@ def test_a_prediction_is_judged_by_medians(peak, seconds, within):
 
 def test_every_setting_was_predicted():
     assert list(pd.read_csv(record.RESULTS / "predicted.csv")["setting"]) == list(predicting.SETTINGS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits_quanv", "Llama tiny, batch 8"])
-def test_predicted_memory_equals_that_of_a_training(name):
-    both = tuple(predicting.apart(what, name, "cpu") for what in ("predict", "train"))
-    assert abs(predicting.compared(name, [both])["off_mb"]) <= predicting.MEMORY
 
 
 def test_noise_is_measured_for_the_best_seed_on_validation_images(tmp_path):

@@ -132,8 +132,6 @@ def test_unsuitable_methods_for_a_circuit_are_reported(measure, device, shots, l
         with pytest.raises(NotFusable, match="is not a unitary gate"):
             OverWeights(circuit, {"weights": (2,)}, 2)
     gradients.require(rows)
-    with refused("samples"):
-        gradients.check(layer, samples=0)
     with pytest.raises(gradients.GradientError, match="`layer` must be compared"):
         gradients.require(rows.assign(unavailable="of a test"))
 

@@ -251,14 +251,12 @@ def test_the_command_writes_the_page_and_study_of_its_runs(study):
     study.write("odd", odd, name="a_b & 100 % ~^#{", data="other", notes=[damaged, TWICE])
     done = CliRunner().invoke(cli.app, ["report", str(study.folder)])
     assert done.exit_code == 0, done.output
-    assert "undecided" in done.output
     place, path = study.folder / "study", study.folder / "report.html"
     assert f"Study: {place}" in done.output and f"Report: {path}" in done.output
     data, page, executed = study.read(), path.read_text(), study.folder / "06_study.ipynb"
     before = executed.stat().st_mtime_ns
     drawn = {f"{name}.{kind}" for name in DRAWN for kind in ("png", "pdf")}
     assert {each.name for each in place.iterdir()} == TABLES | drawn
-    assert re.fullmatch("[0-9a-f]{12}", data.stamp)
     assert all(data.stamp.encode() in each.read_bytes() for each in place.iterdir())
     assert set(pd.read_csv(place / "runs.csv", dtype=str)["stamp"]) == {data.stamp}
     notes = [f"Data of 3 of 5 runs: {TWICE}", f"Data of 1 of 5 runs: {damaged}"]
