@@ -7,6 +7,7 @@ publishes output; sometimes the control thread then waits for that thread for te
 the control thread before it closes anything else.
 """
 
+import atexit
 import gc
 import importlib
 import sys
@@ -28,6 +29,7 @@ for name in (
 del sys.modules["rfc3987_syntax"]
 gc.freeze()
 gc.enable()
+atexit.register(gc.unfreeze)  # else triton, which torch loads, prints a list of leaks when Python ends
 
 
 class KernelApp(IPKernelApp):

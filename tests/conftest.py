@@ -1,5 +1,6 @@
 """Fixtures for every test: a test must leave the globals of torch, NumPy and Python unchanged."""
 
+import atexit
 import gc
 import os
 import random
@@ -50,6 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # garbage collection need not visit thousands of tests and modules again
     gc.enable()
+    atexit.register(gc.unfreeze)  # as in qnnkit.kernel
 
 
 def _globals() -> dict[str, Any]:
