@@ -99,8 +99,8 @@ def test_every_script_gives_finite_numbers(name, monkeypatch):
         table = pd.DataFrame(script.rows())
     numbers = table.select_dtypes("number").astype(float)
     assert len(table) and np.isfinite(numbers).all(axis=None) and holds(table).all()
-    differences = ["outside"]  # a difference of two timed loops, which noise may make negative
-    assert (numbers.drop(columns=differences, errors="ignore") >= 0).all(axis=None)
+    # `outside` is a difference of two timed loops, which noise may make negative
+    assert (numbers.drop(columns="outside", errors="ignore") >= 0).all(axis=None)
 
 
 def test_rows_where_torchlayer_is_wrong():
@@ -109,8 +109,8 @@ def test_rows_where_torchlayer_is_wrong():
         assert row["TorchLayer"] != row["Exact"]
         if row["what"] != torchlayer.returned.__doc__:
             assert float(row["QuantumLayer"]) == pytest.approx(float(row["Exact"]), abs=2e-4)
-    three_errors = 0.1  # gradients from 100 shots, over five samples
-    assert float(shots["QuantumLayer"]) == pytest.approx(float(shots["Exact"]), abs=three_errors)
+    # Within three standard errors of gradients from 100 shots, over five samples:
+    assert float(shots["QuantumLayer"]) == pytest.approx(float(shots["Exact"]), abs=0.1)
     assert shots["TorchLayer"] == "raises NotImplementedError"
     table = torchlayer.table(pd.DataFrame([*rows, shots]))
     assert len(table.splitlines()) == 2 + len(torchlayer.CASES) and "| (4, 5, 1) | (5, 4) |" in table

@@ -90,6 +90,11 @@ def test_a_kernel_closes_nothing_that_its_control_thread_needs(chain):
     assert (chain[0] / "ended").read_text() == "False"
 
 
+def test_a_process_frees_its_frozen_objects_when_it_ends():
+    code = "import atexit, gc, qnnkit.kernel\nprint(gc.get_freeze_count() > 0)\natexit._run_exitfuncs()"
+    assert forked.python(f"{code}\nprint(gc.get_freeze_count())").stdout == "True\n0\n"
+
+
 def test_a_kernel_that_dies_is_reported(chain):
     assert "dies.ipynb stopped: its kernel died" in chain[1] and "gradient_checkpointing" in chain[1]
     assert {path.name for path in (chain[0] / "out").glob("dies.*")} == {"dies.failed.ipynb"}

@@ -185,8 +185,7 @@ def text(
         root: A file, a folder or archive of files, or an address; `docs/formats.md` lists every format.
         sequence_length: Tokens in a block.
         split_seed: Chooses which documents are held out.
-        validation_fraction: Approximate share of the documents for validation; at least one.
-        test_fraction: Likewise, for the test split.
+        validation_fraction, test_fraction: Approximate shares of the documents; at least one document.
         tokenizer: Folder or hub name of a model whose tokenizer to use, as an adapter to that model needs it;
             None trains a byte-level BPE on the training documents.
         vocabulary: Size of a trained tokenizer, 1,024 by default; 257 is one token per byte.
@@ -205,8 +204,8 @@ def text(
     sides = {keys[row]: name for name, of in zip(SPLITS, rows, strict=True) for row in of}
     parts = {name: [each for each in selected if each.text and sides[each.key] == name] for name in SPLITS}
     if tokenizer is None:
-        checks.positive("vocabulary", 1024 if vocabulary is None else vocabulary, "Use 1024.", above=256)
-        chosen = tokenizers.trained((document.text for document in parts["train"]), vocabulary or 1024)
+        size = 1024 if vocabulary is None else vocabulary
+        chosen = tokenizers.trained((document.text for document in parts["train"]), size)
         notes.append(f"A byte-level BPE of {len(chosen):,} tokens was trained on the training documents.")
     else:
         chosen = tokenizers.loaded(tokenizer)

@@ -34,10 +34,13 @@ def trained(texts: Iterable[str], vocabulary: int) -> Any:
 
     Args:
         texts: Training texts; of a dataset, only the training documents.
-        vocabulary: Number of tokens; at least 257 are made (the 256 bytes and the end of a document).
+        vocabulary: Number of tokens, 257 (the 256 bytes and the end of a document) or more.
 
     Returns:
         A `PreTrainedTokenizerFast` of transformers.
+
+    Raises:
+        ValueError: `vocabulary` is below 257.
 
     Example:
         >>> tokenizer = trained(["to be or not to be"], 260)
@@ -50,6 +53,7 @@ def trained(texts: Iterable[str], vocabulary: int) -> Any:
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
+    checks.positive("vocabulary", vocabulary, "257 is one token per byte.", above=256)
     inner: Any = ByteLevelBPETokenizer()
     inner.train_from_iterator(texts, vocabulary, min_frequency=2, show_progress=False, special_tokens=[END])
     names: dict[str, Any] = {"eos_token": END, "pad_token": END, "clean_up_tokenization_spaces": False}

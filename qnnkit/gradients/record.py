@@ -23,14 +23,11 @@ NONE_HERE = {
     "next_step": "Run 03_train with gradient_samples above 0; runs of earlier versions recorded none.",
 }
 OF_EPOCH = ("snr", "snr_low", "snr_high", "clip_norm")
-"""Columns with one value per epoch: the signal-to-noise ratio, the ends of its 95 % interval, and the largest
-norm that clipping allows."""
+"""Columns with one value per epoch; `Training.frame` explains all columns."""
 OF_STEP = ("norm", "mean", "share", "ratio")
-"""Columns with one value per update: Euclidean norm of the gradient, unscaled and before clipping; mean
-absolute gradient of a weight; share of the squared norm of all weights; norm of the update divided by the
-norm of the weights."""
+"""Columns with one value per update."""
 COLUMNS = ("net", "seed", "epoch", "step", "layer", "group", "n_weights", *OF_EPOCH, *OF_STEP)
-"""Columns of a frame, without `clipped` (1 if an update was clipped), which is added."""
+"""Columns of a frame, without `clipped`, which is added."""
 
 
 def of_batch(model: nn.Module, task: Task, batch: Any) -> dict[str, Tensor]:

@@ -63,13 +63,11 @@ def llama_config(size: str, *, vocabulary: int | None = None, length: int | None
         length: Longest context in tokens; None takes 2,048, or 131,072 for "3b".
 
     Raises:
-        ValueError: No size has that name, or a number is below 1.
+        ValueError: No size has that name.
     """
     from transformers import LlamaConfig
 
     hidden, n_layers, heads, kv_heads, inner, default = LLAMA[checks.choice("size", size, LLAMA)]
-    for name, value in {"vocabulary": vocabulary, "length": length}.items():
-        checks.positive(name, 1 if value is None else value)
     return LlamaConfig(
         vocab_size=default if vocabulary is None else vocabulary,
         hidden_size=hidden,
@@ -119,7 +117,8 @@ def causal_lm(
 
     Raises:
         ValueError: The folder or name cannot be read (missing, gated, offline, without safetensors), the
-            model has too few tokens or too short a context, or `dtype` or `events` is unknown.
+            model has too few tokens or too short a context, `dtype` or `events` is unknown, or a number is
+            below 1.
     """
     from transformers import AutoModelForCausalLM
 
@@ -145,6 +144,8 @@ def _from_scratch(name: str, vocabulary: int | None, length: int | None, events:
     """The configuration of a new model; None for a name that is not a size."""
     from qnnkit.models import midi_model  # registers the model with transformers
 
+    for argument, number in {"vocabulary": vocabulary, "length": length}.items():
+        checks.positive(argument, 1 if number is None else number)
     if events and (name in midi_model.SIZES or name in LLAMA):
         with checks.renamed({"version": "events"}):
             return midi_model.config_of(name, version=events, length=length)

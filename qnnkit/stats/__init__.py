@@ -10,7 +10,7 @@ A comparison, from `compare` or `decide`, is a row with these columns:
   difference is within it;
 - `detectable`, the smallest true difference that this number of seeds, with this spread, detects in 80 of
   100 studies, and `seeds_needed`, the number of seeds that detects the margin as often: infinite if 10,000
-  are not enough.
+  are not enough. If each seed has its own split, no number detects every difference.
 
 `SCORES` has the scores of qnnkit's tasks by name: `ACCURACY`, `RECALL` and `LOSS`. `ALPHA` is the
 significance level, 0.05.

@@ -22,12 +22,7 @@ ROW = (
     *("seeds", "unit", "difference", "low", "high", "effect_size", "p", "p_holm"),
     *("min_difference", "p_equivalent", "detectable", "seeds_needed", "family"),
 )
-"""Columns of a comparison: number of seeds, or splits; mean difference with its 95 % t-interval;
-`effect_size`; two-sided p, uncorrected and corrected; the margin, and the larger p of the two one-sided
-t-tests that the difference is within it; the smallest true difference that this number of seeds, with this
-spread, detects in 80 of 100 studies; the number of seeds that detects the margin as often, infinite if 10,000
-are not enough (if each seed has its own split, no number detects every difference); and the number of
-comparisons."""
+"""Columns of a comparison; the docstring of `qnnkit.stats` explains them."""
 
 
 def compare(

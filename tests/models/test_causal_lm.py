@@ -82,7 +82,7 @@ def saved(tmp_path):
     [
         ("sequence_length", lambda folder: causal_lm(folder, length=33)),
         ("vocabulary", lambda folder: causal_lm(folder, vocabulary=51)),
-        ("length", lambda folder: causal_lm("tiny", length=-5)),
+        ("length", lambda folder: causal_lm("tiny", length=-5, events="v2")),
         ("events", lambda folder: causal_lm("tiny", events="v9")),
         ("dtype", lambda folder: causal_lm("tiny", dtype="float8")),
         ("size", lambda folder: llama_config("tinny")),
