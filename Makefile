@@ -5,6 +5,8 @@ BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check --no-compile
 INSTALL := $(BIN)/$(PIP) --constraint constraints.txt --editable
 export PYTORCH_ENABLE_MPS_FALLBACK := 1
+# Many container images set it; then every process compiles torch and PennyLane again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test slow colab lint format type lab docs torture bench address clean

@@ -29,7 +29,8 @@ for name in (
 del sys.modules["rfc3987_syntax"]
 gc.freeze()
 gc.enable()
-atexit.register(gc.unfreeze)  # else triton, which torch loads, prints a list of leaks when Python ends
+if "triton" in sys.modules:  # torch with CUDA loads it, and it reports frozen objects as leaks at the end
+    atexit.register(gc.unfreeze)
 
 
 class KernelApp(IPKernelApp):

@@ -1,6 +1,5 @@
 """Fixtures for every test: a test must leave the globals of torch, NumPy and Python unchanged."""
 
-import atexit
 import gc
 import os
 import random
@@ -49,9 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # garbage collection need not visit thousands of tests and modules again
+    if "triton" not in sys.modules:  # see qnnkit.kernel
+        gc.freeze()  # garbage collection need not visit thousands of tests and modules again
     gc.enable()
-    atexit.register(gc.unfreeze)  # as in qnnkit.kernel
 
 
 def _globals() -> dict[str, Any]:

@@ -71,8 +71,10 @@ class Recipe:
             field.description = custom.description or field.description
             field.metadata = field.metadata + [rule for rule in custom.metadata if rule not in field.metadata]
             fields[name] = (field.annotation, field)
-        derived = create_model(base.__name__, __base__=base, __module__=__name__, **fields)
-        derived.source = self
+        described: Any = {"use_attribute_docstrings": False}  # already, and looking for their source is slow
+        options: Any = {"__base__": base, "__module__": __name__, "__cls_kwargs__": described}
+        derived = create_model(base.__name__, **options, **fields)
+        derived.model_config, derived.source = base.model_config, self
         return derived
 
     def settings(self, **changes: Any) -> Settings:
