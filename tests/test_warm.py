@@ -90,11 +90,10 @@ def test_a_kernel_closes_nothing_that_its_control_thread_needs(chain):
     assert (chain[0] / "ended").read_text() == "False"
 
 
-@pytest.mark.parametrize("name", ["triton", "_"])
-def test_frozen_objects_are_freed_at_the_end_where_they_would_be_reported(name):
-    code = "import atexit, gc, importlib, sys, qnnkit.kernel\nsys.modules.setdefault(sys.argv[1], sys)\n"
-    code += "importlib.reload(qnnkit.kernel)\natexit._run_exitfuncs()\nprint(gc.get_freeze_count() > 0)"
-    assert forked.python(code, name).stdout == f"{name != 'triton' and 'triton' not in sys.modules}\n"
+def test_frozen_objects_are_freed_at_the_end_with_triton_which_would_report_them():
+    code = "import atexit, gc, importlib, sys, qnnkit.kernel\nsys.modules['triton'] = sys\n"
+    code += "importlib.reload(qnnkit.kernel)\natexit._run_exitfuncs()\nprint(gc.get_freeze_count())"
+    assert forked.python(code).stdout == "0\n"
 
 
 def test_a_kernel_that_dies_is_reported(chain):

@@ -63,7 +63,8 @@ class Recipe:
         base = getattr(self.code, "Settings", Settings)
         if not (isinstance(base, type) and issubclass(base, Settings)):
             raise self.refusal("Settings", "derive from qnnkit.Settings", base, "Add the base class.")
-        fields: dict[str, Any] = {}
+        # Fields have their docstrings already, and pydantic takes long to look for others.
+        fields: dict[str, Any] = {"__cls_kwargs__": {"use_attribute_docstrings": False}}
         for name, custom in base.model_fields.items():
             kits = [kind.model_fields[name] for kind in base.__mro__ if is_kits(kind, name)]
             field = copy.copy([*kits, custom][0])
@@ -71,9 +72,7 @@ class Recipe:
             field.description = custom.description or field.description
             field.metadata = field.metadata + [rule for rule in custom.metadata if rule not in field.metadata]
             fields[name] = (field.annotation, field)
-        described: Any = {"use_attribute_docstrings": False}  # already, and looking for their source is slow
-        options: Any = {"__base__": base, "__module__": __name__, "__cls_kwargs__": described}
-        derived = create_model(base.__name__, **options, **fields)
+        derived = create_model(base.__name__, __base__=base, __module__=__name__, **fields)
         derived.model_config, derived.source = base.model_config, self
         return derived
 
