@@ -6,8 +6,8 @@ On the login node, in tmux, with the same environment as the jobs and a workspac
     export QNNKIT_HOME=/shared/you/qnnkit
     python docs/slurm.py docs/batch.yaml
 
-Ctrl-C stops the runs cleanly; the same command goes on. A job that SLURM ends loses the steps since its last
-checkpoint: another job takes its run up.
+Ctrl-C stops the runs cleanly; the same command resumes them. A job that SLURM ends loses the steps since its
+last checkpoint: another job resumes its run.
 """
 
 import sys

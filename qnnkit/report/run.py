@@ -241,7 +241,7 @@ def _facts(run: Run) -> list[str]:
 def _notes(run: Run) -> list[str]:
     """Notes on settings of single nets, circuits, gradients, data and placement."""
     provenance, notes = run.provenance, []
-    if single := run.config.net_settings:
+    if single := [each for each in run.config.net_settings if each.split(".")[0] in run.nets]:
         notes.append(f"Some nets were trained with their own settings: {', '.join(single)}.")
     notes += _measurements(run) + _as_classical(run)
     modules = build(run, run.nets[0], run.config.seed, bare=True).modules()

@@ -158,8 +158,7 @@ class Run:
 
     def save_figure(self, figure: Any, name: str, title: str = "", description: str = "") -> None:
         """Saves a Matplotlib figure as figures/<name>.png, with title and description as metadata."""
-        metadata = {"Title": title, "Description": description}
-        content = plots.as_png(figure, **metadata)
+        content = plots.as_png(figure, Title=title, Description=description)
         workspace.write_bytes(workspace.make_folder(self.folder / "figures") / f"{name}.png", content)
         keep_mirrored(self.folder)
 

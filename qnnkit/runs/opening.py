@@ -179,7 +179,8 @@ def require_usable(run: Run) -> None:
         checks.positive(f"the number of weights to train in {name}", n, step)
         if own_controls or name == run.nets[0]:
             _require_runs(run, net)
-    for setting in config.net_settings:
+    chosen = config.chosen()  # a recipe may have settings of a control that this run leaves out
+    for setting in chosen.get("net_settings", () if "controls" in chosen else config.net_settings):
         checks.choice("net in net_settings", setting.split(".")[0], run.nets)
     if not recipe.shipped and "vocabulary" not in run.splits.sizes:  # language models have their own files
         try:

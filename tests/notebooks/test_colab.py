@@ -359,7 +359,7 @@ def test_a_lost_drive_is_mounted_again_and_files_in_the_way_are_moved(day: Machi
     places = "from qnnkit import workspace; print(workspace.home(), workspace.local_home(), sep='\\n')"
     done = day.run_ipython(f"{day.first_cell()}\n{places}")
     assert done.stdout.splitlines()[-2:] == [home, local], done.stderr
-    assert f"{mount} held MyDrive, which bars Drive's way: now in" in done.stdout, done.stdout + done.stderr
+    assert f"{mount} held MyDrive, which blocks mounting: now in" in done.stdout, done.stdout + done.stderr
     [notes] = Path(local).glob("found_below_drive_*/MyDrive/my runs/notes.txt")
     assert notes.read_text() == "three years of work\n"
     assert len(day.mounts()) == before + 1 and (mount / "MyDrive").is_symlink()

@@ -35,6 +35,10 @@ def test_a_published_net_trains_with_its_controls(name, tmp_path):
     assert all(math.isfinite(row[f"test_{run.score.name}"]) for row in finals)
 
 
+def test_a_recipe_may_have_settings_of_a_control_that_a_run_leaves_out(tmp_path):
+    assert runs.open_run(tmp_path, recipe("ahcd_frozen"), dataset="digits", controls=[]).nets == ("hybrid",)
+
+
 @pytest.mark.parametrize("name", claims.CLAIMS)
 def test_its_claim_is_quoted_with_its_source(name):
     claim = claims.CLAIMS[name]

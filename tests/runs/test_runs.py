@@ -19,7 +19,7 @@ from qnnkit.runs import chain, opening
 from qnnkit.runs.lock import alone
 from tests import forked, torture
 from tests.same import same
-from tests.toys import TINY, each_epoch, refused
+from tests.toys import TINY, each_epoch, refused, trained
 
 
 @pytest.fixture
@@ -40,9 +40,7 @@ def once(pictures, tmp_path_factory):
     @functools.cache
     def of(epochs):
         settings = {**TINY, "data_dir": str(pictures), "epochs": epochs}
-        run = runs.open_run(tmp_path_factory.mktemp("once") / "run", "folder_quanv", **settings)
-        runs.train_all(run)
-        return run
+        return trained(tmp_path_factory.mktemp("once") / "run", "folder_quanv", **settings)
 
     return of
 
@@ -169,8 +167,8 @@ def test_every_net_is_trained_once(tiny):
     assert threads == {1} and torch.get_num_threads() == before
     pairs = [("hybrid", 0), ("classical", 0), ("hybrid", 1), ("classical", 1)]
     assert [(row["net"], row["seed"]) for row in finals] == pairs
-    trained = [(row["net"], row["seed"], row["epoch"]) for row in epochs]
-    assert trained == [(*pair, epoch) for pair in pairs for epoch in (1, 2)]
+    logged = [(row["net"], row["seed"], row["epoch"]) for row in epochs]
+    assert logged == [(*pair, epoch) for pair in pairs for epoch in (1, 2)]
     for row in finals:
         assert 0 <= row["test_accuracy"] <= 1 and row["test_loss"] > 0 and row["best_epoch"] in (1, 2)
     assert finals[0]["test_loss"] != finals[2]["test_loss"], "each seed has its own initial weights"
