@@ -169,7 +169,7 @@ class _Loop:
         if not progress.best_score or score > progress.best_score:
             progress.best_score, progress.best_epoch = score, epoch
         row = {"epoch": epoch, "updates": progress.updates, "seconds": part.seconds}
-        row |= {f"train_{name}": value for name, value in train.items()}
+        row |= {f"train_{name}": value if math.isfinite(value) else None for name, value in train.items()}
         row |= {f"validation_{name}": value for name, value in validation.items()}
         for name, (total, count) in part.norms.items():
             row[f"gradient_norm_{name}"] = total / count if count else None
