@@ -212,11 +212,11 @@ def watch(run_dir: str | Path, echo: Callable[[str], None] = print, *, once: boo
             runs = of_batch(folder) if (folder / "batch.json").exists() else [of_run(run_dir)]
             begun = [run for run in runs if run.state != "waiting"] or runs
             # A batch may still propose another run, or retry one.
-            going_on = any(run.state == "running" for run in runs) or (folder / SESSION).exists()
+            has_batch = (folder / SESSION).exists() and held(folder, "batch") is not False  # a kill leaves it
             for text in [text for text in map(line, begun) if text not in echoed]:
                 echoed.add(text)
                 echo(text)
-            if once or not going_on:
+            if once or not (has_batch or any(run.state == "running" for run in runs)):
                 break
             time.sleep(EVERY)
     return runs

@@ -156,7 +156,6 @@ def test_skipped_files_and_small_classes_are_counted_and_named(tmp_path):
 
 TYPED = [
     ("SRC", "no.zip some --per-class 1"),
-    ("SRC", "all/a some --per-class 1"),
     ("DST", "all taken --per-class 1"),
     ("DST", "all there/x --per-class 1"),
     ("--per-class", "all some --per-class 0"),

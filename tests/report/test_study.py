@@ -365,8 +365,8 @@ def test_many_models_get_tables_and_up_to_eight_get_figures(space):
     study = space.read()
     means, (compared, notes) = report.means(study.frame), report.comparisons(study.frame)
     for shown in report.study.best(study, means):
-        assert set(shown["model"]) == {f"model {index}" for index in range(8)}
-        assert set(shown["data"]) == {"60 samples"}
+        of_eight = {(f"model {index}", "60 samples") for index in range(8)}
+        assert {*zip(shown["model"], shown["data"], strict=True)} == of_eight
     assert len(means) == 18 and set(compared["other_net"]) == {"classical"}
     assert notes[0].startswith("9 hybrid nets are not compared")
 
