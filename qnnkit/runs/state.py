@@ -47,7 +47,7 @@ class State:
         row: Progress of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`,
             `loss`, samples `per_second`; empty if none has begun.
         seconds_left: Seconds until all nets are trained, if each takes as long as this one and none stops
-            early.
+            early; negative if the clock was set back.
     """
 
     folder: Path
@@ -234,6 +234,6 @@ def line(run: State) -> str:
         words.append(f"loss {loss:.4f}")
     if run.state == "running" and (speed := number(row, "per_second")) is not None:
         words.append(f"{speed:,.0f} samples/s")
-    if run.state == "running" and run.seconds_left is not None:
+    if run.state == "running" and run.seconds_left is not None and run.seconds_left >= 0:
         words.append(f"{duration(run.seconds_left)} left")
     return "  ".join(words)

@@ -174,7 +174,7 @@ def test_the_status_line(tmp_path):
             f"{tmp_path.name}  running  hybrid, seed 0  epoch 3/12, step 20/34  loss 0.5123  "
             "1,234 samples/s  10 min left"
         )
-    assert state.line(state.State(tmp_path)) == f"{tmp_path.name}  waiting"
+    assert state.line(state.State(tmp_path, "running", seconds_left=-9.0)) == f"{tmp_path.name}  running"
 
 
 def batch_of(folder, *names):
