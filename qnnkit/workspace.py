@@ -305,14 +305,17 @@ def read_json(path: Path, kinds: Mapping[str, Any] | None = None) -> Any:
 
 
 @contextlib.contextmanager
-def whole_folder(folder: str | Path) -> Iterator[Path]:
+def whole_folder(folder: str | Path, *, replaces: bool = True) -> Iterator[Path]:
     """Yields a hidden folder next to `folder`, which replaces it at the end; removed after an error.
 
-    One call at a time writes a folder. An earlier folder is replaced if every file in it has a new version.
-    The next call removes what a kill has left.
+    One call at a time writes a folder. The next call removes what a kill has left.
+
+    Args:
+        folder: The folder.
+        replaces: Whether an earlier folder is replaced if everything directly in it has a new version.
 
     Raises:
-        FileExistsError: The earlier folder has other files.
+        FileExistsError: There is an earlier folder that is not replaced.
         OSError: The disk is full or read-only.
     """
     from filelock import FileLock
@@ -333,9 +336,9 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         draft.mkdir(parents=True)
         yield draft
         earlier = [path.name for path in folder.iterdir()] if folder.exists() else []
-        if others := [name for name in earlier if not (draft / name).exists()]:
-            step = f"It also holds {others[0]}: choose another name."
-            rule = "be absent, empty or an earlier save"
+        if others := [name for name in earlier if not (replaces and (draft / name).exists())]:
+            step = f"It holds {others[0]}: choose another name."
+            rule = "be absent, empty or an earlier save" if replaces else "be absent or empty"
             raise FileExistsError(checks.message("folder", rule, str(folder), step))
         if folder.exists():
             folder.rename(old)

@@ -228,10 +228,11 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
     """Returns one run, with its settings checked as by `qnnkit run`.
 
     Raises:
-        ValueError: A value breaks its rule.
+        ValueError: A value breaks its rule, or its folder holds a run on other data of the same name.
         OSError: Its data_dir is not a folder.
     """
-    from qnnkit.runs.folder import resolve
+    from qnnkit.runs.folder import Run, resolve
+    from qnnkit.runs.rows import facts
 
     values = _joined(
         {"recipe": config.recipe} if isinstance(config.recipe, str) else {}, config.settings, varied
@@ -246,7 +247,12 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         raise ValueError(checks.message("batch_size", "be a number in a batch", "auto", step))
     flat = run.flat()  # YAML reads 1e-3 as text; here it is a number
     words = tuple(f"{name}={json.dumps(flat[name])}" for name in values)
-    return Planned(run, {name: recipe.name if name == "recipe" else flat[name] for name in varied}, words)
+    plan = Planned(run, {name: recipe.name if name == "recipe" else flat[name] for name in varied}, words)
+    of_folder, recorded = Run(plan.folder, run), facts(plan.folder, "config.json")
+    places = of_folder.asked.flat()
+    if any(recorded.get(name) not in (None, places[name]) for name in run.places()):
+        _ = of_folder.splits  # raises an error if other data only have the same name
+    return plan
 
 
 def plan(config: BatchConfig) -> list[Planned]:

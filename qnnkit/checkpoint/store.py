@@ -86,7 +86,7 @@ class Store:
                 or RuntimeError, it is called again with an older one. Its last call counts.
 
         Raises:
-            ValueError: There are intact states, but `load` rejects all of them.
+            ValueError: There are intact states, but all are of another training, or `load` rejects them.
         """
         names, content, wrong = self._names(), None, list[Exception]()
         name = best = ""
@@ -133,8 +133,8 @@ class Store:
     def _read(self, name: str, load: Callable[[dict[str, Any]], Any] = lambda state: None) -> dict[str, Any]:
         path = self.folder / name
         content = file.read(path)
-        if content.get("identity") != self.identity:
-            raise ValueError(f"Checkpoint `{path}` belongs to another training ({content.get('identity')}).")
+        if (whose := content.get("identity")) != self.identity:
+            raise Unfit(f"Checkpoint `{path}` belongs to another training ({whose}): use another folder.")
         try:
             load(dict(content["state"]))
         except MISFIT as error:
@@ -154,7 +154,7 @@ class Store:
         if best:
             self.best = name
         self._kept = [name, *self._kept][: self.keep]
-        drafts = (path.name for path in self.folder.glob(".*"))  # of killed processes
+        drafts = (path.name for path in self.folder.glob(".checkpoint-*"))  # of killed processes
         for old in {*drafts, *self._names()} - {*self._kept, self.best}:
             with contextlib.suppress(OSError):  # files that remain only take space
                 (self.folder / old).unlink(missing_ok=True)

@@ -205,7 +205,7 @@ def sample_files(
         notes.append(f"Classes with fewer files than per_class: {first(fewer)}.")
     record = {"source": str(source), "per_class": per_class, "seed": seed, "pattern": pattern}
     record |= {"counts": counts, "notes": notes, "files": files}
-    with workspace.whole_folder(folder) as draft:
+    with workspace.whole_folder(folder, replaces=False) as draft:
         for name in files:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(place.read(name))

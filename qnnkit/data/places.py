@@ -66,11 +66,12 @@ class Member:
 
 
 def plain(name: str) -> str:
-    """Returns a name in NFC, the form in which names are hashed, sorted and compared.
+    """Returns a name in NFC, the form in which names are hashed, sorted, compared and shown.
 
     macOS stores an accent apart from its letter (NFD), Linux and Colab store both as one character (NFC).
+    Bytes of a name that are not UTF-8 are written as `\\udce9`, so that every name can be printed.
     """
-    return unicodedata.normalize("NFC", name)
+    return unicodedata.normalize("NFC", name.encode(errors="backslashreplace").decode())
 
 
 class Place:

@@ -133,7 +133,9 @@ class Reader:
 
         An object with a key that records have, or with several such lists, is a record itself.
         """
-        decoder, text, place = json.JSONDecoder(object_pairs_hook=without_duplicates), text.strip(), 0
+        # Python writes NaN for a missing value.
+        decoder = json.JSONDecoder(object_pairs_hook=without_duplicates, parse_constant=lambda name: None)
+        text, place = text.strip(), 0
         while (begin := place) < len(text):
             value, place = decoder.raw_decode(text, begin)
             while text[place : place + 1].isspace():

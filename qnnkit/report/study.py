@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from qnnkit import plots, stats, workspace
 from qnnkit.recipes import RECIPES
-from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, show
+from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, of_data, show
 from qnnkit.runs import Run, frame, state
 from qnnkit.runs import rows as files
 from qnnkit.runs.folder import settings_of
@@ -257,7 +257,8 @@ def draw(study: Study, means: Any) -> Iterator[Any]:
     plot = plots.study_lines(curves, "epoch", "validation", {"row": "model", "col": "data"}, labels)
     yield study.save(plot, "curves", "Learning curves: mean over seeds and their range", size)
     if n_shares > 1:
-        n, labels = rows["model"].nunique(), {"x": "training data (%)", "y": score.column}
+        n, unit = rows["model"].nunique(), "samples" if rows["train_fraction"].max() > 1 else "%"
+        labels = {"x": f"training data ({unit})", "y": score.column}
         plot = plots.study_lines(rows, "share", score.name, {"col": "model", "wrap": 3}, labels)
         title = f"Test {score.word} against training data: mean over seeds and their range"
         yield study.save(plot, "fractions", title, (3.6 * min(n, 3) + 1, 3.2 * -(-n // 3)))
@@ -269,8 +270,8 @@ def best(study: Study, means: Any) -> tuple[Any, Any]:
     rows: Any = study.frame.merge(means, on=["model", "net", "train_fraction"], suffixes=("", "_mean"))
     rows[[name, f"{name}_mean", f"{name}_low", f"{name}_high"]] *= score.factor
     curves = study.curves.assign(validation=score.factor * study.curves["validation"])
-    rows, curves = (table.assign(share=100 * table["train_fraction"]) for table in (rows, curves))
-    rows, curves = (table.assign(data=table["share"].map("{:g} %".format)) for table in (rows, curves))
+    rows["share"] = rows["n_train"] if rows["train_fraction"].max() > 1 else 100 * rows["train_fraction"]
+    rows, curves = (table.assign(data=table["train_fraction"].map(of_data)) for table in (rows, curves))
     validation: Any = rows.groupby("model")[f"validation_{score.on_validation}"].mean()
     top = validation.sort_values(ascending=not score.larger).index[:MOST_MODELS].tolist()
     return rows[rows["model"].isin(top)], curves[curves["model"].isin(top)]

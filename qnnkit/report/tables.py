@@ -102,11 +102,21 @@ def means(frame: pd.DataFrame, score: stats.Score = stats.ACCURACY) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
+def of_data(fraction: float) -> str:
+    """Returns a `train_fraction` as text: a share, or a number of samples if it is above 1.
+
+    Example:
+        >>> of_data(0.25), of_data(200)
+        ('25 %', '200 samples')
+    """
+    return f"{fraction:g} samples" if fraction > 1 else f"{100 * fraction:g} %"
+
+
 def reached(table: Any, score: stats.Score, most: int = 24) -> list[str]:
     """A sentence with the score and its interval for each of the first nets in a table of `means`."""
     names = [score.name, f"{score.name}_low", f"{score.name}_high"]
     return [
-        f"{row['model']} {row['net']}, {100 * row['train_fraction']:g} % of the data: {score.column} "
+        f"{row['model']} {row['net']}, {of_data(row['train_fraction'])} of the data: {score.column} "
         f"{score.with_interval(*map(row.get, names))}"
         for row in table.head(most).to_dict("records")
     ]
@@ -144,7 +154,7 @@ def comparisons(
         ours, theirs = groups.get((model, net, share)), groups.get((other_model, other_net, share))
         if ours is None:
             continue
-        pair = f"{model} {net} and {other_model} {other_net}, {100 * share:g} %"
+        pair = f"{model} {net} and {other_model} {other_net}, {of_data(share)}"
         seeds = [] if theirs is None else [seed for seed in ours.index if seed in theirs.index]
         if theirs is None or not seeds:
             notes.append(f"{pair}: not compared, because no finished run of the second has the same seeds.")

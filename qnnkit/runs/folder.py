@@ -121,8 +121,8 @@ class Run:
         if trained_on not in (None, splits.fingerprint()):
             place = getattr(self.config, "data_dir", None) or splits.name
             raise ValueError(
-                f"Run folder `{self.folder}` was trained on other data than `{place}` holds now: the files "
-                "or their split have changed. Restore the files, or use another run_dir."
+                f"Run folder `{self.folder}` was trained on other data than `{place}` holds now: its files "
+                "or split have changed. Restore them, or use another run_dir; in a batch, rename the folder."
             )
         return splits
 

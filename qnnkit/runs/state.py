@@ -47,7 +47,7 @@ class State:
         row: Progress of the training that began last: `net`, `seed`, `epoch`, `epochs`, `step`, `steps`,
             `loss`, samples `per_second`; empty if none has begun.
         seconds_left: Seconds until all nets are trained, if each takes as long as this one and none stops
-            early.
+            early; negative if the clock was set back.
     """
 
     folder: Path
@@ -212,11 +212,11 @@ def watch(run_dir: str | Path, echo: Callable[[str], None] = print, *, once: boo
             runs = of_batch(folder) if (folder / "batch.json").exists() else [of_run(run_dir)]
             begun = [run for run in runs if run.state != "waiting"] or runs
             # A batch may still propose another run, or retry one.
-            going_on = any(run.state == "running" for run in runs) or (folder / SESSION).exists()
+            has_batch = (folder / SESSION).exists() and held(folder, "batch") is not False  # a kill leaves it
             for text in [text for text in map(line, begun) if text not in echoed]:
                 echoed.add(text)
                 echo(text)
-            if once or not going_on:
+            if once or not (has_batch or any(run.state == "running" for run in runs)):
                 break
             time.sleep(EVERY)
     return runs
@@ -234,6 +234,6 @@ def line(run: State) -> str:
         words.append(f"loss {loss:.4f}")
     if run.state == "running" and (speed := number(row, "per_second")) is not None:
         words.append(f"{speed:,.0f} samples/s")
-    if run.state == "running" and run.seconds_left is not None:
+    if run.state == "running" and run.seconds_left is not None and run.seconds_left >= 0:
         words.append(f"{duration(run.seconds_left)} left")
     return "  ".join(words)

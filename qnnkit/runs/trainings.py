@@ -281,13 +281,18 @@ def tested(
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     outputs = {"outputs": torch.cat(seen)} if seen else {}
     judged = tasks.asked(judge, **outputs, splits=splits, net=model, means=means) or {}
-    values: dict[str, Any] = {**judged, **means}
-    for name, value in values.items():
-        value = value.tolist() if hasattr(value, "tolist") else value
-        values[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+    values = {name: _plain(value) for name, value in {**judged, **means}.items()}
     if values.get(task.score.name, 0) is None:
         raise not_finite(f"test {task.score.name}")
     return values
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number, or a list of them, of Python; None for a number that is not finite."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list | tuple):
+        return [*map(_plain, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # --- trackers -----------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def fit(
         device: Where to compute.
         seed: Fixes the random numbers of training (order, dropout); the caller's generators do not change.
         folder: Folder of the checkpoints; None writes none.
-        identity: Plain values that distinguish this training; checkpoints of others are not loaded.
+        identity: Plain values that, with `seed`, distinguish this training; each needs its own folder.
         log: Called after every epoch with its row of plain numbers, as in `Progress.rows`.
         watch: A `gradients.Watch`, which observes gradients and updates.
         on_update: Called after every update with one row of plain numbers: `epoch` of `epochs`, `step` of
@@ -85,8 +85,8 @@ def fit(
         OSError: A checkpoint cannot be written.
     """
     with own_generators(), deferred() as stop:
-        arguments = model, complete(task), loaders, config, groups, torch.device(device), folder, identity
-        loop = _Loop(*arguments, stop, seed, watch, on_update)
+        arguments = model, complete(task), loaders, config, groups, torch.device(device), folder
+        loop = _Loop(*arguments, {"seed": seed} | (identity or {}), stop, seed, watch, on_update)
         return _with_remedies(loop, log or (lambda row: None))
 
 
@@ -169,7 +169,7 @@ class _Loop:
         if not progress.best_score or score > progress.best_score:
             progress.best_score, progress.best_epoch = score, epoch
         row = {"epoch": epoch, "updates": progress.updates, "seconds": part.seconds}
-        row |= {f"train_{name}": value for name, value in train.items()}
+        row |= {f"train_{name}": value if math.isfinite(value) else None for name, value in train.items()}
         row |= {f"validation_{name}": value for name, value in validation.items()}
         for name, (total, count) in part.norms.items():
             row[f"gradient_norm_{name}"] = total / count if count else None

@@ -184,12 +184,12 @@ def planned(**keys):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_runs_keep_their_names_when_the_workspace_or_data_move(tmp_path, monkeypatch, inside):
+def test_runs_keep_their_names_when_the_workspace_or_data_move(tmp_path, monkeypatch, pictures, inside):
     """A relative data_dir is relative to the workspace."""
     ids, digests = [], []
     for name in ("first", "second"):
         mine = tmp_path / name / "my images"
-        mine.mkdir(parents=True)
+        shutil.copytree(pictures, mine)
         monkeypatch.setenv("QNNKIT_HOME", str(tmp_path / name if inside else tmp_path / "home"))
         (run,) = planned(recipe="folder_quanv", settings={"data_dir": "my images" if inside else str(mine)})
         assert run.config.data_dir == str(mine) and run.words == (f"data_dir={json.dumps(str(mine))}",)
@@ -200,6 +200,10 @@ def test_runs_keep_their_names_when_the_workspace_or_data_move(tmp_path, monkeyp
         both = [str(tmp_path / name / "my images") for name in ("first", "second")]
         with pytest.raises(ValueError, match="`data_dir` must end in another name for other data"):
             planned(recipe="folder_quanv", grid={"data_dir": both})
+        workspace.write_json(workspace.make_folder(run.folder) / "config.json", {"data_dir": both[0]})
+        workspace.write_json(run.folder / "provenance.json", {"data": "that of the first"})
+        with pytest.raises(ValueError, match="was trained on other data than"):
+            planned(recipe="folder_quanv", settings={"data_dir": both[1]})
 
 
 def test_identical_runs_are_planned_once(home):

@@ -230,11 +230,13 @@ def best_of(folder):
 
 
 def test_the_last_few_and_the_best_are_kept(saved):
-    assert restored(saved) == 5
+    (saved / ".env").touch()  # a file of the user
     assert {int(path.name[11:17]) for path in saved.glob("checkpoint-*")} == {3, 4, 5}
     keep(Store(saved, IDENTITY, keep=1), 6, 7)
     assert {int(path.name[11:17]) for path in saved.glob("checkpoint-*")} == {3, 7}
-    assert best_of(saved) == 3
+    assert best_of(saved) == 3 and (saved / ".env").exists()
+    with pytest.raises(ValueError, match="belongs to another training"):
+        restored(saved, {"seed": 0})  # a new training there would delete them
 
 
 def test_an_empty_folder(tmp_path):
@@ -258,10 +260,6 @@ def newest(folder, **changes):
 DAMAGE = {
     "nothing": (lambda f: None, 5, None),
     "newest cut short": (lambda f: harm(f, "cut", 5), 4, r"5-\w+.\w+` is damaged .* resumes from .*00004"),
-    "newest is empty": (lambda f: harm(f, "empty", 5), 4, "000004"),
-    "newest with a flipped bit": (lambda f: harm(f, "flip", 5), 4, "000004"),
-    "newest missing": (lambda f: harm(f, "delete", 5), 4, None),
-    "newest grown": (lambda f: harm(f, "grow", 5), 4, "000004"),
     "newest is a folder": (lambda f: harm(f, "folder", 5), 4, "000004"),
     "newest is a link to itself": (lambda f: harm(f, "loop", 5), 4, "000004"),
     "newest is a copy": (lambda f: named(f, 5).write_bytes(named(f, 3).read_bytes()), 4, "000004"),
@@ -274,7 +272,6 @@ DAMAGE = {
     "no state": (lambda f: newest(f, state=None), 5, "000005"),
     "drafts of killed writers": (lambda f: (f / ".checkpoint-000009.123").write_bytes(b"half"), 5, None),
     "clock gone back": (lambda f: os.utime(named(f, 5), (0, 0)), 5, None),
-    "clock far ahead": (lambda f: os.utime(named(f, 4), (2**33, 2**33)), 5, None),
     "a stranger's file": (lambda f: (f / "checkpoint-999999-no.safetensors").write_bytes(b"?"), 5, None),
 }
 

@@ -95,7 +95,7 @@ IMAGES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "Karpathy's splits": ({"dataset_coco.json": {"dataset": "coco", "images": KARPATHY}}, PAIR, "dataset"),
     "LLaVA": ({"llava.json": LLAVA}, SAID, "id"),
     "`metadata.jsonl`": ({"metadata.jsonl": records("file_name", "text")}, SAID, ""),
-    "dictionary by image": ({"captions.json": dict(ROWS)}, SAID, ""),
+    "dictionary by image": ({"captions.json": {n: [text, float("nan")] for n, text in ROWS}}, SAID, ""),
     "captions under `prompt`, images under `img_path`": ({"prompts.json": {"version": 1,
         "rows": records("img_path", "prompt", lists=True)}}, PAIR, "version"),
     "parquet of names and texts": ({"captions.parquet": parquet(records("path", "description"))}, SAID, ""),

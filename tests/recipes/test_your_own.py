@@ -127,7 +127,7 @@ class Shown(Regression):
 
     def judge(self, outputs, splits):
         most = (outputs[:, 0] - splits.test.targets).abs().max()
-        return {"most": most, "odd": np.float32("nan"), "several": np.array([1, 2]), "word": "as it is"}
+        return {"most": most, "odd": np.float32("nan"), "several": [np.float32(1), np.nan], "word": "kept"}
 
     def mistakes(self, net, splits):
         inputs, targets = splits.test.inputs, splits.test.targets
@@ -148,4 +148,4 @@ def test_the_figures_of_its_task_are_shown(home: Path) -> None:
     [worst] = report.mistakes(run, 4)
     assert worst == (net(test.inputs)[:, 0] - test.targets).abs().max().item()
     columns = [f"test_{name}" for name in ("most", "odd", "several", "word")]
-    assert runs.frame(run)[columns].values.tolist() == [[pytest.approx(worst), None, [1, 2], "as it is"]]
+    assert runs.frame(run)[columns].values.tolist() == [[pytest.approx(worst), None, [1, None], "kept"]]

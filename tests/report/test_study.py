@@ -361,11 +361,12 @@ def test_with_vary_split_every_seed_has_its_own_split(tmp_path):
 def test_many_models_get_tables_and_up_to_eight_get_figures(space):
     for index in range(9):
         nets = {"hybrid": [0.9, 0.8 - index / 100], "classical": [0.8, 0.75]}
-        space.write(f"run-{index}", nets, name=f"model {index}")
+        space.write(f"run-{index}", nets, 60, name=f"model {index}")
     study = space.read()
     means, (compared, notes) = report.means(study.frame), report.comparisons(study.frame)
     for shown in report.study.best(study, means):
-        assert set(shown["model"]) == {f"model {index}" for index in range(8)}
+        of_eight = {(f"model {index}", "60 samples") for index in range(8)}
+        assert {*zip(shown["model"], shown["data"], strict=True)} == of_eight
     assert len(means) == 18 and set(compared["other_net"]) == {"classical"}
     assert notes[0].startswith("9 hybrid nets are not compared")
 
