@@ -231,8 +231,7 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
         ValueError: A value breaks its rule, or its folder holds a run on other data of the same name.
         OSError: Its data_dir is not a folder.
     """
-    from qnnkit.runs.folder import Run, resolve
-    from qnnkit.runs.rows import facts
+    from qnnkit.runs import folder, rows
 
     values = _joined(
         {"recipe": config.recipe} if isinstance(config.recipe, str) else {}, config.settings, varied
@@ -241,14 +240,14 @@ def planned(config: BatchConfig, varied: Mapping[str, Any]) -> Planned:
     for name in varied.keys() & {*PLACEMENT}:
         rule = "be the same in all runs, as it does not change the experiment"
         raise ValueError(checks.message(name, rule, varied[name], "Move it to `settings`."))
-    run = resolve(recipe, values)
+    run = folder.resolve(recipe, values)
     if run.batch_size == "auto":  # runs of one batch could choose different numbers
         step = "Give a number; qnnkit run --set batch_size=auto finds one."
         raise ValueError(checks.message("batch_size", "be a number in a batch", "auto", step))
     flat = run.flat()  # YAML reads 1e-3 as text; here it is a number
     words = tuple(f"{name}={json.dumps(flat[name])}" for name in values)
     plan = Planned(run, {name: recipe.name if name == "recipe" else flat[name] for name in varied}, words)
-    of_folder, recorded = Run(plan.folder, run), facts(plan.folder, "config.json")
+    of_folder, recorded = folder.Run(plan.folder, run), rows.facts(plan.folder, "config.json")
     places = of_folder.asked.flat()
     if any(recorded.get(name) not in (None, places[name]) for name in run.places()):
         _ = of_folder.splits  # raises an error if other data only have the same name
