@@ -201,7 +201,8 @@ state_of_another_norm(circuit=lambda inputs, weights: expvals(qp.StatePrep(input
 contiguous_or_not(layout=lambda x: x.T.contiguous().T): x if x.is_contiguous() else x / 2
 stride_of_the_inputs(layout=lambda x: x[:, :1].expand(-1, 3)): (1 + x.stride()[-1]) * x
 angle_far_out(**FAR): x; 2 * w | large()
-angle_far_out_of_changing_python(**FAR): scale * x * torch.pi; scale * w | scale = 2.0 | large()
+angle_far_out_of_changing_python(**FAR): scale * x * torch.pi; scale * w; expvals(qp.RX(1e7 * scale, 0), \
+qp.RY(1e7 * tensor[0], 1)) | scale = 2.0 | large()
 angles_far_out_added(**FAR): x + w; x.sum() * w / 1e6 | large()
 angle_by_a_large_factor(dtype=torch.float32): 400 * (x / 1e3) + 0.3; 50 * w
 angle_from_far_out(dtype=torch.float32): x + 1e6; w - 1e6
@@ -224,6 +225,8 @@ labels_on_the_device(rows=SIZES, device=on(["x", 1, "y"]), circuit=wired(("y", "
 numbers_without_a_device(rows=SIZES, device=on(None), circuit=wired((2, 0, 1), qp.probs)): x
 rotations_merged(rows=SIZES, transform=qp.transforms.merge_rotations): x; w; expvals(qp.Z(2), qp.RY(w[0], 1))
 compiled_by_pennylane(transform=qp.compile): scale * x | scale = VALUE
+function_of_a_transform(transform=lambda q: qp.noise.insert(q, lambda x, wires: qp.RX(scale * x, wires), \
+1.0)): x | scale = VALUE
 deferred(transform=qp.defer_measurements, device=on(4)): x; w; expvals(qp.cond(qp.measure(0), qp.X)(1))
 terms_apart(rows=SIZES, transform=qp.transforms.split_non_commuting): x; w; qp.expval(qp.X(0) + 0.3 * qp.Z(0))
 gates_added_and_results_scaled(transform=qp.transform(lambda tape: ([tape.copy(operations=[qp.RX(scale, 0), \
