@@ -10,7 +10,7 @@ from pennylane_lightning.lightning_qubit import LightningQubit
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from qnnkit import QuantumLayer, circuits, gradients
+from qnnkit import QuantumLayer, circuits, controls, gradients, noise
 from qnnkit.simulator import NotFusable, OverWeights, steps
 from qnnkit.simulator.matrices import Matrices
 from qnnkit.tasks import Classification
@@ -96,6 +96,35 @@ def test_a_wrong_sign_in_the_fused_program_is_caught(monkeypatch, place):
     layer = layer_of()
     monkeypatch.setattr(part, name, wrong)
     assert gradients.check(layer, samples=2)["passed"].tolist() == [False] * 4 + [True]
+
+
+class OneByOne(nn.Module):
+    """Calls a circuit of four wires with single samples, which its Python reads feature by feature."""
+
+    def __init__(self):
+        super().__init__()
+        qnode = qp.QNode(self.circuit, circuits.make_device("default.qubit", 4))
+        self.layer = QuantumLayer(qnode, {"weights": (4,)}, {"weights": uniform(4, seed=1)})
+
+    @staticmethod
+    def circuit(inputs, weights):
+        for wire, angle in enumerate(inputs):
+            qp.RY(angle, wires=wire)
+            qp.RX(weights[wire], wires=wire)
+        return [qp.expval(qp.Z(wire)) for wire in range(4)]
+
+    def forward(self, rows):
+        return torch.stack([*map(self.layer, rows)])
+
+
+def test_a_circuit_of_single_samples_is_examined_one_by_one():
+    """A batch of four samples would count as four features."""
+    model, rows, labels = OneByOne(), uniform(4, 4), torch.arange(4)
+    model(rows)
+    assert gradients.check(model)["passed"].all()
+    assert gradients.diagnose(model, Classification(), (rows, labels)) == []
+    noisy = noise.robustness(model, rows, labels, shots=(), depolarizing=(), readout=(0.0,))[1]
+    assert noisy["change"] < 1e-6 and "fourier" not in controls(model)
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,7 @@ REASONS |= {"layer": repeated}
 def test_the_reason_for_running_python_at_every_call_is_named(name):
     layer = make(QuantumLayer, qp.QNode(REASONS[name], circuits.make_device("default.qubit", 2)))
     assert layer(INPUTS).shape == (5, 2) and f"since it uses `{name}`." in layer.explain()
+    assert "<Quantum Torch Layer" in repr(nn.Sequential(layer))
 
 
 class Custom(QuantumLayer):
