@@ -98,28 +98,21 @@ def test_a_wrong_sign_in_the_fused_program_is_caught(monkeypatch, place):
     assert gradients.check(layer, samples=2)["passed"].tolist() == [False] * 4 + [True]
 
 
-class OneByOne(nn.Module):
-    """Calls a circuit of four wires with single samples, which its Python reads feature by feature."""
-
-    def __init__(self):
-        super().__init__()
-        qnode = qp.QNode(self.circuit, circuits.make_device("default.qubit", 4))
-        self.layer = QuantumLayer(qnode, {"weights": (4,)}, {"weights": uniform(4, seed=1)})
-
-    @staticmethod
-    def circuit(inputs, weights):
-        for wire, angle in enumerate(inputs):
-            qp.RY(angle, wires=wire)
-            qp.RX(weights[wire], wires=wire)
-        return [qp.expval(qp.Z(wire)) for wire in range(4)]
-
+class OneByOne(nn.ModuleList):
     def forward(self, rows):
-        return torch.stack([*map(self.layer, rows)])
+        return torch.stack([*map(self[0], rows)])
 
 
 def test_a_circuit_of_single_samples_is_examined_one_by_one():
-    """A batch of four samples would count as four features."""
-    model, rows, labels = OneByOne(), uniform(4, 4), torch.arange(4)
+    """Its Python would read a batch of four samples as four features."""
+
+    def circuit(inputs, weights):
+        for wire, angle in enumerate(inputs):
+            qp.RX(angle + weights[wire], wires=wire)
+        return [qp.expval(qp.Z(wire)) for wire in range(4)]
+
+    qnode, rows = qp.QNode(circuit, circuits.make_device("default.qubit", 4)), uniform(4, 4)
+    model, labels = OneByOne([QuantumLayer(qnode, {"weights": (4,)}, nn.init.ones_)]), torch.arange(4)
     model(rows)
     assert gradients.check(model)["passed"].all()
     assert gradients.diagnose(model, Classification(), (rows, labels)) == []
