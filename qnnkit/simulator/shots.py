@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import pennylane as qp
 import torch
-from pennylane.devices.preprocess import validate_device_wires
 from torch import Tensor
 
 from qnnkit.simulator.fused import Fused
@@ -50,7 +49,8 @@ def diagonal(tape: Any, device: Any) -> tuple[list[tuple[Any, Any]], Callable[[A
     if any(type(each) not in kinds or getattr(each, "mv", None) is not None for each in tape.measurements):
         raise NotFusable("it measures something other than expectation values, variances and probabilities")
     with qp.QueuingManager.stop_recording():
-        [tape], _ = validate_device_wires(tape, device.wires, device.name)  # probs() is of all its wires
+        wired: Any = qp.devices.preprocess.validate_device_wires  # probs() is of all the device's wires
+        [tape], _ = wired(tape, device.wires, device.name)
         try:
             tapes, finish = qp.transforms.split_non_commuting(tape, grouping_strategy="qwc")
         except RuntimeError as error:  # the variance of a sum
