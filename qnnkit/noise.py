@@ -108,7 +108,7 @@ def _changed(condition: str, layer: QuantumLayer, i: int, strength: Any, seed: i
         return _OnDevice(layer, backend, strength, seed)
     if condition == "shots":
         device = qp.device("default.qubit", wires=layer.qnode.device.wires, seed=seed * 1000 + i)
-        return qp.set_shots(layer.qnode.update(device=device, diff_method=None), shots=strength)
+        return qp.set_shots(layer.qnode.update(device=device, diff_method="parameter-shift"), shots=strength)
     return NOISY[condition](_mixed(layer), strength)
 
 
@@ -300,18 +300,17 @@ def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLa
 def _evaluate(layer: QuantumLayer, qnode: Any, inputs: Tensor) -> Tensor:
     """Values of a QNode in float64, shape (rows, n_values), for inputs of shape (..., n_features)."""
     rows = inputs.detach().cpu().double().reshape(-1, inputs.shape[-1])
-    weights = {name: weight.detach().cpu().double() for name, weight in layer.qnode_weights.items()}
+    weights = {name: weight.detach().cpu().double() for name, weight in layer._weights().items()}
     total, wires = getattr(qnode.shots, "total_shots", qnode.shots), len(_tape(layer, rows[:1]).wires)
     back: Any = slice(None)
     if total:
         at_once = SHOTS_BYTES // (COPIES * 8 * (2**wires + total * wires))
-        weights = {name: weight.numpy() for name, weight in weights.items()}  # torch draws shots slowly
     else:
         at_once = MIXED_BYTES // (COPIES * 16 * 4**wires)
         rows, back = torch.unique(rows, dim=0, return_inverse=True)  # blank patches share a row
     values = []
     for part in rows.split(max(1, at_once)):
-        outputs = qnode(**{layer.input_arg: part.numpy() if total else part, **weights})
+        outputs = qnode(**{layer.input_arg: part if layer.takes_batches else part[0], **weights})
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
         values.append(torch.hstack([torch.as_tensor(each).reshape(len(part), -1) for each in outputs]))
     return torch.cat(values)[back]
@@ -322,6 +321,7 @@ def _layers(model: nn.Module) -> list[QuantumLayer]:
 
 
 def _tape(layer: QuantumLayer, row: Tensor) -> Any:
+    row = row if layer.takes_batches else row[0]
     return qp.workflow.construct_tape(layer.qnode, level="user")(**layer._arguments(row))
 
 

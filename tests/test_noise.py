@@ -40,14 +40,16 @@ class Seen(nn.Module):
 def net_of(circuit, n_wires=1, *, start=0.0, change=lambda qnode: qnode) -> Seen:
     """A net of one circuit with one weight, on this function."""
     qnode = qp.QNode(circuit, circuits.make_device("default.qubit", range(n_wires)))
-    return Seen(QuantumLayer(change(qnode), {"weights": (1,)}, {"weights": torch.full((1,), start)}))
+    layer = QuantumLayer(change(qnode), {"weights": (1,)}, nn.init.zeros_)
+    layer.load_state_dict({"weights": torch.full((1,), start)}, assign=True)  # another parameter
+    return Seen(layer)
 
 
 def rotations(measured=lambda: [qp.expval(qp.Z(0))], **options) -> Seen:
     """One wire: RY of the input, and a measurement."""
 
     def circuit(inputs, weights):
-        qp.RY(inputs[..., 0] + weights[0], wires=0)
+        qp.RY(torch.add(inputs[..., 0], weights[0]), wires=0)
         return measured()
 
     return net_of(circuit, **options)
@@ -65,7 +67,7 @@ def values_of(model: nn.Module, inputs=ANGLES, labels=None, **conditions) -> tor
 
 def test_shots_have_the_spread_of_a_binomial():
     shots, repeats = 50, 2_000
-    values = values_of(rotations(), torch.full((repeats, 1), 1.0), shots=(shots,))
+    values = values_of(rotations(start=0.3), torch.full((repeats, 1), 0.7), shots=(shots,))
     variance = (1 - math.cos(1.0) ** 2) / shots
     spread_of_mean, spread_of_variance = math.sqrt(variance / repeats), variance * math.sqrt(2 / repeats)
     assert abs(values.mean() - math.cos(1.0)) < 4 * spread_of_mean

@@ -192,6 +192,7 @@ def _halves(layer: layers.QuantumLayer, inputs: Tensor) -> tuple[Any, list[Any],
     pairs = enumerate(zip(gates, other.operations, strict=True))
     end = max((i + 1 for i, (one, two) in pairs if not qp.equal(one, two)), default=0)
     before = qp.tape.QuantumScript(gates[:end], [qp.state()])
+    device = qp.device("default.qubit", wires=wires, seed=None)  # its states have these wires, in this order
     states = torch.as_tensor(qp.execute([before], device)[0]).reshape(-1, 2 ** len(wires))
     after = qp.tape.QuantumScript([qp.Identity(wires), *gates[end:]])
     return wires, tape.measurements, states, torch.as_tensor(qp.matrix(after, wires)).to(states.dtype)

@@ -106,18 +106,17 @@ def _check_layer(name: str, layer: QuantumLayer, samples: int, seed: int) -> Ite
     qnode = layer.qnode if not layer.qnode.shots else qp.set_shots(layer.qnode, None)
     # A copy, in which frozen weights can have gradients too, and which leaves the layer unchanged.
     trainable = layer.with_qnode(qnode).requires_grad_(True)
-    outputs = trainable(inputs.to(weight))  # the first call traces the circuit and is not timed
+    outputs = trainable.by_row(inputs.to(weight))  # the first call traces the circuit and is not timed
     mixture = torch.rand(outputs.shape, generator=generator, dtype=torch.float64) - 0.5
-    ours, autograd_seconds = _gradient(trainable, [(inputs.to(weight), mixture)])
+    each = list(zip(inputs, mixture, strict=True))  # parameter shifts and finite differences take no batches
+    whole = [(inputs, mixture)] if layer.takes_batches else each
+    ours, autograd_seconds = _gradient(trainable, whole)
     tolerance = TOLERANCE.get(weight.dtype, torch.finfo(weight.dtype).eps)
     for method in METHODS:
         unavailable, theirs, seconds = "", torch.full_like(ours, torch.nan), 0.0
         try:
             witness = _witness(method, layer, qnode, inputs[0])
-            batches = [(inputs, mixture)]
-            if method != "fused":  # parameter shifts and finite differences take no batches
-                batches = list(zip(inputs, mixture, strict=True))
-            theirs, seconds = _gradient(witness, batches)
+            theirs, seconds = _gradient(witness, whole if method == "fused" else each)
         except Exception as error:  # any error that PennyLane raises if a method does not suit a circuit
             unavailable = words.error_line(error)
         errors = (ours - theirs).abs() / theirs.abs().max().clamp(min=1)
@@ -162,7 +161,7 @@ def _gradient(layer: QuantumLayer, batches: Sequence[tuple[Tensor, Tensor]]) -> 
     """
     start, weights, total = time.perf_counter(), list(layer.parameters()), torch.zeros(())
     for inputs, mixture in batches:
-        outputs = layer(inputs)
+        outputs = layer(inputs.to(weights[0]))
         parts = torch.autograd.grad(outputs, weights, mixture.to(outputs))
         total = total + torch.cat([part.detach().flatten().cpu().double() for part in parts])
     return total, time.perf_counter() - start

@@ -128,7 +128,7 @@ def of_inputs(name: str, layer: QuantumLayer, rows: Tensor) -> Iterator[Fault]:
         yield fault("unfelt", name, f"{value} (counted from 0)")
     else:
         with torch.no_grad():
-            outputs = exact_copy(layer)(few(rows))
+            outputs = exact_copy(layer).by_row(few(rows))
         if bool(((outputs - outputs[0]).abs() < ZERO).all()):
             why = ", at the present weights"
     if why:

@@ -97,7 +97,7 @@ def gates(layer: QuantumLayer) -> list[Gate]:
         return torch.rand(tuple(shape), generator=generator, dtype=torch.float64).add_(0.1).requires_grad_()
 
     weights = {name: draw(weight.shape) for name, weight in layer._weights().items()}
-    inputs = draw((1, n_features(layer))).detach()  # of norm 1, as amplitudes must be
+    inputs = draw((*[1] * layer.takes_batches, n_features(layer))).detach()  # of norm 1, like amplitudes
     inputs = (inputs / inputs.norm()).requires_grad_()
     with torch.enable_grad():
         tape = qp.workflow.construct_tape(layer.qnode, level="user")(**{layer.input_arg: inputs}, **weights)
@@ -160,7 +160,7 @@ def slopes(layer: QuantumLayer, rows: Tensor, *, elsewhere: bool = False, mixtur
     copy = exact_copy(layer, elsewhere=elsewhere).requires_grad_(True)
     weights, generator = list(copy.parameters()), torch.Generator().manual_seed(0)
     with torch.enable_grad():
-        outputs = copy(few(rows))
+        outputs = copy.by_row(few(rows))
         outputs = torch.view_as_real(outputs) if outputs.is_complex() else outputs
     squares = torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.float64)
     for _ in range(mixtures):

@@ -157,6 +157,8 @@ class _Encoding:
 
     def __init__(self, layer: QuantumLayer):
         self.n_features, self.n_outputs = sizes_of(layer)
+        if not layer.takes_batches:
+            raise _outside("its layer gets single samples, not batches")
         # Copied and pickled as layers are. Its programs are separate, so `layer.explain()` stays the same.
         self.layer = layer.with_qnode(layer.qnode)
         generator = torch.Generator().manual_seed(0)

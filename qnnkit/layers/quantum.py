@@ -47,6 +47,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         n_features: Length of the inputs' last axis in the last call; None before the first.
         n_outputs: Length of the outputs' last axis in the last call; 0: a single value, None: a state.
         input_dtype: dtype of the inputs in the last call, before the promotion to float32 at least.
+        takes_batches: Whether the inputs of the last call had a batch axis.
 
     Raises:
         ValueError: `backend` is unknown, the QNode's interface is not torch's, a shape is missing, or a
@@ -68,6 +69,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
     n_features: int | None = None
     n_outputs: int | None = None
     input_dtype: torch.dtype | None = None
+    takes_batches = True
 
     def __init__(
         self,
@@ -185,8 +187,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
         is_complex = outputs.is_complex()
         n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim else 0
         n_outputs = None if is_complex or outputs.ndim > inputs.ndim else n_outputs
-        if (self.n_features, self.n_outputs, self.input_dtype) != (n_features, n_outputs, inputs.dtype):
-            self.n_features, self.n_outputs, self.input_dtype = n_features, n_outputs, inputs.dtype
+        seen = n_features, n_outputs, inputs.dtype, inputs.ndim > 1
+        if (self.n_features, self.n_outputs, self.input_dtype, self.takes_batches) != seen:
+            self.n_features, self.n_outputs, self.input_dtype, self.takes_batches = seen
         return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)
 
     def _measured(self, inputs: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -234,6 +237,10 @@ class QuantumLayer(qp.qnn.TorchLayer):
             return _columns(results, fed)
         return torch.stack([_columns([part] if isinstance(part, Tensor) else part, fed) for part in results])
 
+    def by_row(self, rows: Tensor) -> Tensor:
+        """Outputs for rows of features, one row after the other if the last call had no batch axis."""
+        return self(rows) if self.takes_batches else torch.stack([self(row) for row in rows])
+
     # --- weights ----------------------------------------------------------------------------------
 
     def _weights(self) -> dict[str, Tensor]:
@@ -253,6 +260,10 @@ class QuantumLayer(qp.qnn.TorchLayer):
         """The arguments of a QNode call."""
         weights = {name: weight.to(inputs) for name, weight in self._weights().items()}
         return {self.input_arg: inputs, **weights}
+
+    def __repr__(self) -> str:
+        function = self.qnode.func  # a partial function has no name
+        return f"<Quantum Torch Layer: func={getattr(function, '__name__', type(function).__name__)}>"
 
     @property
     def func(self) -> Callable[..., Any]:
@@ -281,6 +292,7 @@ class QuantumLayer(qp.qnn.TorchLayer):
         for name, weight in weights.items():
             layer.qnode_weights[name].requires_grad_(weight.requires_grad)
         layer.n_features, layer.n_outputs = self.n_features, self.n_outputs
+        layer.takes_batches = self.takes_batches
         return layer.train(self.training)
 
     def __copy__(self) -> QuantumLayer:

@@ -108,5 +108,5 @@ def _values(layer: QuantumLayer) -> bytes:
     assert layer.n_features is not None  # it has just run
     generator = torch.Generator().manual_seed(0)
     rows = math.pi * torch.rand(8, layer.n_features, generator=generator, dtype=torch.float64)
-    values = copy.deepcopy(layer).cpu().double()(rows).round(decimals=10) + 0.0  # and no -0.0
+    values = copy.deepcopy(layer).cpu().double().by_row(rows).round(decimals=10) + 0.0  # and no -0.0
     return values.numpy().tobytes()

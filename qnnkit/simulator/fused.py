@@ -226,7 +226,7 @@ class Fused:
     def _reduced(self, rows: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
         """The same rows and vector with angles reduced to one period; amplitudes after them stay."""
         angles, amplitudes = rows.tensor_split([len(self.row_angles[0])], dim=1)
-        angles, vector = _reduced(angles, self.periods[1]), _reduced(vector, self.periods[0])
+        angles, vector = reduced(angles, self.periods[1]), reduced(vector, self.periods[0])
         return torch.cat([angles, amplitudes], 1) if amplitudes.shape[1] else angles, vector
 
     def shaped(self, values: Tensor, *, as_list: bool = True) -> Tensor:
@@ -323,7 +323,7 @@ class Fused:
         return state
 
 
-def _reduced(angles: Tensor, period: float | None) -> Tensor:
+def reduced(angles: Tensor, period: float | None) -> Tensor:
     """The angles reduced to one period, accurate to the last digit: cos and sin take angles of any size."""
     if period is None or not angles.numel():
         return angles

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from qnnkit.simulator import queueing
 from qnnkit.simulator.circuit import ONE_AT_A_TIME, apart, circuit
-from qnnkit.simulator.fused import Fused
+from qnnkit.simulator.fused import Fused, reduced
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
 from qnnkit.simulator.shots import METHODS, Sampled, diagonal
@@ -113,7 +113,7 @@ class Programs:
         if self._looked_at != (now := (self.qnode.func, *self.qnode.compile_pipeline)):
             self._looked_at, self._pure = now, {}
             try:
-                self._names = Names(self.qnode.func)
+                self._names = Names(self.qnode.func, self.qnode.compile_pipeline)
             except NotPure as reason:
                 self._names, self.why_queued = None, f"it uses {reason}"
         elif self._names is not None and not self._names.hold():
@@ -210,7 +210,7 @@ class Programs:
         """Sampled programs of a tape, one for each group of commuting measurements."""
         if len(tapes) > 1:
             raise NotFusable("its transforms make several circuits with a finite number of shots")
-        groups, recombine = diagonal(tapes[0])
+        groups, recombine = diagonal(tapes[0], self.qnode.device)
         parts, shots = [], self.qnode.shots.total_shots
         for exact, measurements in groups:
             program, given, batch = self._part(exact, rows)
@@ -285,13 +285,22 @@ class Programs:
 def arguments(program: Fused, structure: queueing.Structure, rows: Tensor) -> tuple[Tensor | None, ...]:
     """A program's arguments from the leaves of a structure, in the dtype and on the device of the rows."""
     numbers = [leaf for leaf in structure.leaves if not isinstance(leaf, Tensor)]  # all in one copy
-    plain = iter(torch.tensor(numbers, dtype=rows.dtype, device=rows.device).unbind() if numbers else ())
-    dtypes = {True: rows.dtype.to_complex(), False: rows.dtype}
-    each = (next(plain) if isinstance(leaf, float) else leaf for leaf in structure.leaves)
-    leaves = [leaf.to(rows.device, dtypes[leaf.is_complex()]) for leaf in each]
+    numbers = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    plain = iter(_narrowed(numbers, program.periods[0], rows).unbind())
+    leaves: list[Tensor] = []
+    for leaf, on_rows in zip(structure.leaves, structure.batched, strict=True):
+        period = program.periods[on_rows] if len(leaves) >= program.is_given else None  # amplitudes stay
+        leaves.append(next(plain) if isinstance(leaf, float) else _narrowed(leaf, period, rows))
     pairs = list(zip(leaves, structure.batched, strict=True))[program.is_given :]
     per_sample, shared = ([leaf for leaf, on_rows in pairs if on_rows is wanted] for wanted in (True, False))
     return _piled(per_sample, (structure.batch or 1,)), _piled(shared, ()), *leaves[: program.is_given]
+
+
+def _narrowed(angles: Tensor, period: float | None, like: Tensor) -> Tensor:
+    """Angles in the dtype and on the device of a tensor; from float64 to float32 within one period."""
+    if angles.dtype == torch.float64 != like.dtype:  # PennyLane computes in float64 with them
+        angles = reduced(angles, period)
+    return angles.to(like.device, like.dtype.to_complex() if angles.is_complex() else like.dtype)
 
 
 def _piled(arrays: list[Tensor], shape: tuple[int, ...]) -> Any:

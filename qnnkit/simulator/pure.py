@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,16 +57,20 @@ class Names:
 
     Args:
         function: The quantum function.
+        transforms: Transforms of PennyLane, whose arguments may be functions, too.
 
     Raises:
         NotPure: A name is not on the list.
     """
 
-    def __init__(self, function: Any):
+    def __init__(self, function: Any, transforms: Iterable[Any] = ()):
         self._getters: list[Callable[[], Any]] = []
         self._values: list[Any] = []
         self.reads_sizes, self._accepted = False, set()
         self._accept(function, "self" if isinstance(function, types.MethodType) else type(function).__name__)
+        for each in transforms:
+            for value in (*each.args, *each.kwargs.values()):
+                self._accept(value, each.tape_transform.__name__)
 
     def hold(self) -> bool:
         """Whether each name still refers to the same object; takes about a microsecond."""

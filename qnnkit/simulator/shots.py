@@ -35,7 +35,7 @@ AT_ONCE = 2**22
 """Most amplitudes of shifted circuits that are computed at once."""
 
 
-def diagonal(tape: Any) -> tuple[list[tuple[Any, Any]], Callable[[Any], Any]]:
+def diagonal(tape: Any, device: Any) -> tuple[list[tuple[Any, Any]], Callable[[Any], Any]]:
     """The tape in the eigenbasis of its measurements, once for each group of commuting observables.
 
     Returns:
@@ -49,7 +49,12 @@ def diagonal(tape: Any) -> tuple[list[tuple[Any, Any]], Callable[[Any], Any]]:
     if any(type(each) not in kinds or getattr(each, "mv", None) is not None for each in tape.measurements):
         raise NotFusable("it measures something other than expectation values, variances and probabilities")
     with qp.QueuingManager.stop_recording():
-        tapes, finish = qp.transforms.split_non_commuting(tape, grouping_strategy="qwc")
+        wired: Any = qp.devices.preprocess.validate_device_wires  # probs() is of all the device's wires
+        [tape], _ = wired(tape, device.wires, device.name)
+        try:
+            tapes, finish = qp.transforms.split_non_commuting(tape, grouping_strategy="qwc")
+        except RuntimeError as error:  # the variance of a sum
+            raise NotFusable("PennyLane cannot split what it measures into single terms") from error
         groups = []
         for each in tapes:
             every = qp.wires.Wires.all_wires([tape.wires, *(one.wires for one in each.measurements)])

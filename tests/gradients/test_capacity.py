@@ -23,11 +23,11 @@ CLOSE = 1e-6
 ANGLE = float(uniform(1, seed=5, top=2 * np.pi))
 
 
-def layer_of(after, observable, weights=(1,)) -> QuantumLayer:
-    """RX embeds three inputs, then `after`."""
+def layer_of(after, observable, weights=(1,), order=(0, 1, 2)) -> QuantumLayer:
+    """RX embeds three inputs, in some order, then `after`."""
 
     def circuit(inputs, weights):
-        qp.AngleEmbedding(inputs, wires=range(3))
+        qp.AngleEmbedding(inputs[..., list(order)], wires=order)
         after(weights)
         return [qp.expval(observable), qp.expval(qp.Z(2))]
 
@@ -44,8 +44,10 @@ def layer_of(after, observable, weights=(1,)) -> QuantumLayer:
         (lambda w: (qp.CZ([0, 1]), qp.RX(w[0], 1)), qp.Z(1), [0, math.cos(ANGLE) ** 2, 1, 1]),
     ],
 )
-def test_shares_in_closed_form(after, observable, shares):
-    frame = gradients.pauli_weights(layer_of(after, observable), uniform(6, 3, seed=1, top=3.0))
+def test_shares_in_closed_form_for_any_order_of_gates(after, observable, shares):
+    layers = [layer_of(after, observable, order=order) for order in ((0, 1, 2), (2, 0, 1))]
+    frame, other = (gradients.pauli_weights(layer, uniform(6, 3, seed=1, top=3.0)) for layer in layers)
+    pd.testing.assert_frame_equal(frame, other)
     first = frame[frame["output"] == 0]
     np.testing.assert_allclose(first["share"], shares, atol=CLOSE)
     assert first["explained"].iloc[0] == pytest.approx(0, abs=CLOSE)

@@ -80,7 +80,6 @@ CASES = {  # net -> parts of each expected sentence
     "never called": (lambda: computing(lambda net, points: net.last(net.first(points))), [
         "Unused circuit in `circuit`: nothing calls it, so the net does not depend on it"]),
     "frozen": (lambda: Turned(net().circuit.requires_grad_(False)), ["No circuit trains in `model`"]),
-    "all frozen": (lambda: net().requires_grad_(False), ["No circuit trains in `model`"]),
     "no circuit": (lambda: net().last, ["No circuit in `model`"]),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from pennylane_lightning.lightning_qubit import LightningQubit
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from qnnkit import QuantumLayer, circuits, gradients
+from qnnkit import QuantumLayer, circuits, controls, gradients, noise
 from qnnkit.simulator import NotFusable, OverWeights, steps
 from qnnkit.simulator.matrices import Matrices
 from qnnkit.tasks import Classification
@@ -96,6 +96,28 @@ def test_a_wrong_sign_in_the_fused_program_is_caught(monkeypatch, place):
     layer = layer_of()
     monkeypatch.setattr(part, name, wrong)
     assert gradients.check(layer, samples=2)["passed"].tolist() == [False] * 4 + [True]
+
+
+class OneByOne(nn.ModuleList):
+    def forward(self, rows):
+        return torch.stack([*map(self[0], rows)])
+
+
+def test_a_circuit_of_single_samples_is_examined_one_by_one():
+    """Its Python would read a batch of four samples as four features."""
+
+    def circuit(inputs, weights):
+        for wire, angle in enumerate(inputs):
+            qp.RX(angle + weights[wire], wires=wire)
+        return [qp.expval(qp.Z(wire)) for wire in range(4)]
+
+    qnode, rows = qp.QNode(circuit, circuits.make_device("default.qubit", 4)), uniform(4, 4)
+    model, labels = OneByOne([QuantumLayer(qnode, {"weights": (4,)}, nn.init.ones_)]), torch.arange(4)
+    model(rows)
+    assert gradients.check(model)["passed"].all()
+    assert gradients.diagnose(model, Classification(), (rows, labels)) == []
+    noisy = noise.robustness(model, rows, labels, shots=(), depolarizing=(), readout=(0.0,))[1]
+    assert noisy["change"] < 1e-6 and "fourier" not in controls(model)
 
 
 @pytest.mark.parametrize(

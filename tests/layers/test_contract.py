@@ -204,7 +204,7 @@ angle_far_out(**FAR): x; 2 * w | large()
 angle_far_out_of_changing_python(**FAR): scale * x * torch.pi; scale * w | scale = 2.0 | large()
 angles_far_out_added(**FAR): x + w; x.sum() * w / 1e6 | large()
 angle_by_a_large_factor(dtype=torch.float32): 400 * (x / 1e3) + 0.3; 50 * w
-angle_from_far_out(dtype=torch.float32): x + 1e6; w - 1e6
+angle_afar(dtype=torch.float32): x + 1e6; w - 1e6; expvals(qp.RX(tensor[0] / 3e-6, 0), qp.RY(1 / 3e-6, 1))
 sums_evolve: x; w; expvals(qp.qaoa.cost_layer(w[0], qp.Z(0) @ qp.Z(1) + scale * qp.Z(2)), \
 qp.TrotterProduct(qp.X(0) @ qp.X(1) + scale * qp.Z(2), w[1], n=2)) | scale = VALUE
 templates_farther_out(**{**FAR, **BASIC, "scale": 1e8}): x | large()
@@ -224,6 +224,7 @@ labels_on_the_device(rows=SIZES, device=on(["x", 1, "y"]), circuit=wired(("y", "
 numbers_without_a_device(rows=SIZES, device=on(None), circuit=wired((2, 0, 1), qp.probs)): x
 rotations_merged(rows=SIZES, transform=qp.transforms.merge_rotations): x; w; expvals(qp.Z(2), qp.RY(w[0], 1))
 compiled_by_pennylane(transform=qp.compile): scale * x | scale = VALUE
+inserted(transform=lambda q: qp.noise.insert(q, lambda x, wires: qp.RX(scale * x, wires), 1)): x | scale = 0.5
 deferred(transform=qp.defer_measurements, device=on(4)): x; w; expvals(qp.cond(qp.measure(0), qp.X)(1))
 terms_apart(rows=SIZES, transform=qp.transforms.split_non_commuting): x; w; qp.expval(qp.X(0) + 0.3 * qp.Z(0))
 gates_added_and_results_scaled(transform=qp.transform(lambda tape: ([tape.copy(operations=[qp.RX(scale, 0), \
@@ -237,7 +238,6 @@ templates_inverted_and_controlled: x; w; expvals(qp.adjoint(qp.BasicEntanglerLay
 qp.ctrl(qp.AngleEmbedding, 2)(x[..., :2], range(2)), qp.pow(qp.RX(w[0], 0), 3))
 phase_estimation: x; w; expvals(qp.QuantumPhaseEstimation(qp.RZ(w[0], 0), estimation_wires=[1, 2]))
 gates_in_a_loop: x; w; expvals(qp.for_loop(0, 3, 1)(lambda i: last(qp.RY(w[i], i), None))())
-weights_tied(outside=[tensor.requires_grad_()], before=tie(lambda call: tensor)): x | tensor.data.add_(0.5)
 weights_of_a_net(outside=[*net.parameters()], before=tie(lambda call: net(tensor))): sum(items) * x
 weights_of_another_shape(before=tie(lambda call: torch.ones(3 + call).double())): x
 sample_that_is_not_a_number(layout=lambda x: x.index_fill(0, torch.tensor(1), torch.nan)): x
@@ -255,8 +255,6 @@ values_by_wire(shapes={"weights": (2,)}, rows=((5,),)): x; w[[0, 1, 1]]; expvals
 phases_of_features: x; w; expvals(qp.PauliRot(x[..., 0], "XYZ", range(3)), qp.IsingXY(w[0], [0, 1]))
 one_value_is_another(layout=lambda x: x.index_fill(-1, torch.tensor(0), 0.5)): x + (x == 0.5)
 bends_and_steps(scale=1e3): abs(x - 500) % 700 / 9
-bends_far_out(scale=100.0): abs(x - 250) / 100
-conditions_on_values: x; w; expvals(qp.cond(w[0] > 0.5, qp.RX, qp.RY)(w[1], wires=0))
 == device
 complex_angle(rows=SIZES): x; w; expvals(qp.RX(torch.complex(x[..., 0], 0 * x[..., 1]), 0))
 operator_of_ones_own: x; w; expvals(Half(x[..., 0], 0))

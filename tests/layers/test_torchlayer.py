@@ -165,7 +165,6 @@ def plain(inputs, weights):
 
 QNODES = {
     "decorated": lambda: decorated,
-    "plain": lambda: qp.QNode(plain, circuits.make_device("default.qubit", 2)),
     "built": lambda: circuits.build("data_reuploading", n_qubits=2, n_layers=3)[0],
 }
 
@@ -214,7 +213,7 @@ REASONS |= {"layer": repeated}
 @pytest.mark.parametrize("name", REASONS)
 def test_the_reason_for_running_python_at_every_call_is_named(name):
     layer = make(QuantumLayer, qp.QNode(REASONS[name], circuits.make_device("default.qubit", 2)))
-    assert layer(INPUTS).shape == (5, 2) and f"since it uses `{name}`." in layer.explain()
+    assert layer(INPUTS).shape == (5, 2) and f"since it uses `{name}`." in layer.explain() and repr(layer)
 
 
 class Custom(QuantumLayer):

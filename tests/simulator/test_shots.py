@@ -1,6 +1,7 @@
 """Training with a finite number of shots by parameter-shift, where PennyLane has no gradient."""
 
 import pennylane as qp
+import pytest
 import torch
 
 from qnnkit import QuantumLayer, circuits
@@ -28,7 +29,7 @@ def several(inputs, weights):
 
 
 def layer_of(function, shots, seed: int | None = 0, **options) -> QuantumLayer:
-    qnode = qp.QNode(function, circuits.make_device("default.qubit", 2), **options)
+    qnode = qp.QNode(function, circuits.make_device("default.qubit", 3), **options)
     qnode = qp.set_shots(qnode, shots) if shots else qnode
     layer = QuantumLayer(qnode, {"weights": (2,)}, {"weights": WEIGHTS.clone()})
     layer.generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -69,9 +70,10 @@ def test_the_gradient_of_an_angle_has_the_variance_of_two_shifted_circuits():
 def test_the_error_vanishes_as_shots_grow():
     def with_variance(inputs, weights):
         gates(inputs, weights)
-        return qp.expval(qp.X(0)), qp.probs(wires=1), qp.var(qp.Z(1))
+        return qp.expval(qp.X(0)), qp.probs(), qp.var(qp.Z(1))  # the third wire has no gate
 
-    exact, many = (step(layer_of(with_variance, shots)) for shots in (None, 10**7))
+    mixture = torch.linspace(-1, 2, 30).view(3, 10)
+    exact, many = (step(layer_of(with_variance, shots), mixture) for shots in (None, 10**7))
     for true, mean in zip(exact, many, strict=True):
         assert torch.allclose(mean, true, rtol=0, atol=0.01) and not torch.equal(mean, true)
 
@@ -94,8 +96,12 @@ def embedded(inputs, weights):
     return qp.expval(qp.Z(0))
 
 
-def test_circuits_without_shift_rules_run_on_their_own_device():
-    layer = layer_of(embedded, SHOTS)
+SUMMED = lambda inputs, weights: (gates(inputs, weights), qp.var(qp.Z(0) + qp.X(0)))[1]  # noqa: E731
+
+
+@pytest.mark.parametrize(("circuit", "reason"), [(embedded, "first state"), (SUMMED, "single terms")])
+def test_circuits_that_cannot_be_sampled_run_on_their_own_device(circuit, reason):
+    layer = layer_of(circuit, SHOTS)
     with torch.no_grad():
         assert len(layer(INPUTS)) == 3
-    assert "first state" in layer.explain() and layer.backend == "default.qubit"
+    assert reason in layer.explain() and layer.backend == "default.qubit"
