@@ -290,7 +290,7 @@ def arguments(program: Fused, structure: queueing.Structure, rows: Tensor) -> tu
     leaves: list[Tensor] = []
     for leaf, on_rows in zip(structure.leaves, structure.batched, strict=True):
         period = program.periods[on_rows] if len(leaves) >= program.is_given else None  # amplitudes stay
-        leaves.append(next(plain) if isinstance(leaf, float) else _narrowed(leaf, period, rows))
+        leaves.append(_narrowed(leaf, period, rows) if isinstance(leaf, Tensor) else next(plain))
     pairs = list(zip(leaves, structure.batched, strict=True))[program.is_given :]
     per_sample, shared = ([leaf for leaf, on_rows in pairs if on_rows is wanted] for wanted in (True, False))
     return _piled(per_sample, (structure.batch or 1,)), _piled(shared, ()), *leaves[: program.is_given]
