@@ -234,7 +234,7 @@ def quick(command: str, begun: set[str]) -> list[str]:
     elif "--run-dir" in words and (folder := words[words.index("--run-dir") + 1]) not in begun:
         begun.add(folder)
         said = {word.lstrip("-").partition("=")[0] for word in words}
-        names = list(QUICK)[: 3 if program == "torchrun" else None]  # runs no notebooks
+        names = list(QUICK)[: 3 if program == "torchrun" or "train" in words else None]  # no notebooks
         more = [word for name in names if name not in said for word in ("--set", f"{name}={QUICK[name]}")]
     return [*words, *more]
 
