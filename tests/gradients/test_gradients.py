@@ -113,7 +113,7 @@ def test_a_circuit_of_single_samples_is_examined_one_by_one():
 
     qnode, rows = qp.QNode(circuit, circuits.make_device("default.qubit", 4)), uniform(4, 4)
     model, labels = OneByOne([QuantumLayer(qnode, {"weights": (4,)}, nn.init.ones_)]), torch.arange(4)
-    model(rows)
+    assert torch.equal(model(rows), model[0].by_row(rows))
     assert gradients.check(model)["passed"].all()
     assert gradients.diagnose(model, Classification(), (rows, labels)) == []
     noisy = noise.robustness(model, rows, labels, shots=(), depolarizing=(), readout=(0.0,))[1]
