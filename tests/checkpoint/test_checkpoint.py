@@ -260,6 +260,9 @@ def newest(folder, **changes):
 DAMAGE = {
     "nothing": (lambda f: None, 5, None),
     "newest cut short": (lambda f: harm(f, "cut", 5), 4, r"5-\w+.\w+` is damaged .* resumes from .*00004"),
+    "newest is empty": (lambda f: harm(f, "empty", 5), 4, "000004"),
+    "newest missing": (lambda f: harm(f, "delete", 5), 4, None),
+    "newest grown": (lambda f: harm(f, "grow", 5), 4, "000004"),
     "newest is a folder": (lambda f: harm(f, "folder", 5), 4, "000004"),
     "newest is a link to itself": (lambda f: harm(f, "loop", 5), 4, "000004"),
     "newest is a copy": (lambda f: named(f, 5).write_bytes(named(f, 3).read_bytes()), 4, "000004"),

@@ -255,6 +255,7 @@ values_by_wire(shapes={"weights": (2,)}, rows=((5,),)): x; w[[0, 1, 1]]; expvals
 phases_of_features: x; w; expvals(qp.PauliRot(x[..., 0], "XYZ", range(3)), qp.IsingXY(w[0], [0, 1]))
 one_value_is_another(layout=lambda x: x.index_fill(-1, torch.tensor(0), 0.5)): x + (x == 0.5)
 bends_and_steps(scale=1e3): abs(x - 500) % 700 / 9
+conditions_on_values: x; w; expvals(qp.cond(w[0] > 0.5, qp.RX, qp.RY)(w[1], wires=0))
 == device
 complex_angle(rows=SIZES): x; w; expvals(qp.RX(torch.complex(x[..., 0], 0 * x[..., 1]), 0))
 operator_of_ones_own: x; w; expvals(Half(x[..., 0], 0))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qnnkit import QuantumLayer, circuits
+from qnnkit import QuantumLayer, Quanv2d, circuits
 from qnnkit.simulator import OverWeights, fused, steps
 from qnnkit.simulator.circuit import Circuit
 from tests.simulator.test_random_circuits import GATES
@@ -85,6 +85,11 @@ def test_every_kind_of_gate_runs_on_the_device_of_its_inputs(name):
     qnode = qp.QNode(circuit, circuits.make_device("default.qubit", n_wires + 1))
     for n_features in (6, 7):
         runs_on_meta(qnode, (6,), n_features)
+
+
+def test_a_quanvolution_runs_on_the_device_of_its_images():
+    model = nn.Sequential(Quanv2d(2, "random", filters=2, embedding="amplitude"), nn.Flatten()).to(META)
+    assert model(torch.rand(3, 2, 6, 6, device=META)).device == META
 
 
 # --- precision ----------------------------------------------------------------------------------------
