@@ -33,7 +33,7 @@ CANNOT = {
     r"wsl|sudo apt": "Windows and Ubuntu",
     r"export": "Google Drive on a Mac",
     r"accelerate launch": "several GPUs",
-    r"python -m benchmarks\.": "takes minutes; tests/test_benchmarks.py runs parts of most of them",
+    r"python -m benchmarks\.": "takes minutes; tests/test_benchmarks.py runs parts of some",
     r".*meta-llama/": "the Hugging Face Hub and a model of 13 GB",
     r"qnnkit run --recipe resnet_circuit": "downloads MNIST",
 }
