@@ -1,6 +1,6 @@
 """The kernel of a notebook that `qnnkit run` executes: `python -m qnnkit.kernel -f CONNECTION`.
 
-It imports what notebooks use, so that the fork server of `qnnkit.warm`, which imports it, has that loaded.
+The fork server of `qnnkit.warm` imports it, and with it what notebooks use.
 
 ipykernel answers a shutdown request in its control thread, while the main thread stops the thread that
 publishes output; sometimes the control thread then waits for that thread for ten seconds. This kernel ends
@@ -18,19 +18,20 @@ if __name__ == "__main__" and (sys.path[0] == "" or Path(sys.path[0]) == Path.cw
 
 from ipykernel.kernelapp import IPKernelApp
 
-gc.disable()  # it would take a third of the import time, and free almost nothing
-sys.modules["rfc3987_syntax"] = None  # pyright: ignore[reportArgumentType]  see warm.begin
-for name in (
-    *("qnnkit.report", "torch._dynamo", "accelerate", "pandas", "tqdm", "papermill", "threadpoolctl"),
-    *("matplotlib.figure", "matplotlib.backends.backend_agg", "nbconvert", "pandas.io.formats.style"),
-    *("seaborn", "sklearn.datasets", "sklearn.ensemble", "sklearn.model_selection"),
-):
-    importlib.import_module(name)
-del sys.modules["rfc3987_syntax"]
-gc.freeze()
-gc.enable()
-if "triton" in sys.modules:  # torch with CUDA loads it, and it reports frozen objects as leaks at the end
-    atexit.register(gc.unfreeze)
+if __name__ != "__main__":  # imported by the fork server; a kernel of its own imports what its cells use
+    gc.disable()  # it would take a third of the import time, and free almost nothing
+    sys.modules["rfc3987_syntax"] = None  # pyright: ignore[reportArgumentType]  see warm.begin
+    for name in (
+        *("qnnkit.report", "torch._dynamo", "accelerate", "pandas", "tqdm", "papermill", "threadpoolctl"),
+        *("matplotlib.figure", "matplotlib.backends.backend_agg", "nbconvert", "pandas.io.formats.style"),
+        *("seaborn", "sklearn.datasets", "sklearn.ensemble", "sklearn.model_selection"),
+    ):
+        importlib.import_module(name)
+    del sys.modules["rfc3987_syntax"]
+    gc.freeze()
+    gc.enable()
+    if "triton" in sys.modules:  # torch with CUDA loads it, and it reports frozen objects as leaks at the end
+        atexit.register(gc.unfreeze)
 
 
 class KernelApp(IPKernelApp):

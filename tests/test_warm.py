@@ -86,6 +86,13 @@ def test_pyplot_draws_into_the_notebook(chain):
     assert "image/png" in kinds
 
 
+def test_a_kernel_that_is_not_forked_imports_only_what_its_cells_use():
+    """An earlier import of matplotlib would choose another backend than the notebook's."""
+    command = [sys.executable, "-X", "importtime", "-m", "qnnkit.kernel", "--version"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "ipykernel" in loaded and "matplotlib" not in loaded and "torch" not in loaded
+
+
 def test_a_kernel_closes_nothing_that_its_control_thread_needs(chain):
     assert (chain[0] / "ended").read_text() == "False"
 
