@@ -19,6 +19,8 @@ from qnnkit import checks, circuits
 from qnnkit.simulator import Call, Programs, Sampled, autocasts, autograd_must, own_device, rounds
 
 BACKENDS = ("auto", "batched", "default.qubit", "lightning.qubit", "lightning.gpu")
+SHOTS_AS_COLUMNS = tuple(map(int, qp.__version__.split(".")[:2])) >= (0, 46)
+"""Whether TorchLayer returns a single measurement, taken with several numbers of shots, as columns."""
 
 
 class QuantumLayer(qp.qnn.TorchLayer):
@@ -204,7 +206,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
             rows = torch.cat([rows, one, one])
         call = self._call(rows, {name: weight.to(rows) for name, weight in weights.items()})
         outputs = self._of_call(call, rows) if isinstance(call, Call) else self._on_own_device(call, rows)
-        axis = 1 if self.qnode.shots and self.qnode.shots.has_partitioned_shots else 0  # these come first
+        axis = 0
+        if self.qnode.shots and self.qnode.shots.has_partitioned_shots:
+            axis = outputs.ndim - rows.ndim  # they come first, or are columns
         if is_empty:
             outputs = torch.atleast_1d(outputs).narrow(axis, 0, 0)
         samples = inputs.shape[:-1]
@@ -234,6 +238,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         fed = rows if device.name == "default.qubit" and rows.device.type != "mps" else rows.cpu()
         results = qnode(**self._arguments(fed))
         if not self.qnode.shots.has_partitioned_shots:
+            return _columns(results, fed)
+        if SHOTS_AS_COLUMNS and all(isinstance(part, Tensor) for part in results):
             return _columns(results, fed)
         return torch.stack([_columns([part] if isinstance(part, Tensor) else part, fed) for part in results])
 
