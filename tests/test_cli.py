@@ -99,7 +99,7 @@ REFUSED = {
     "run a --recipe digits_quanv --set controls=classical --only hybrid": "`controls` must be given once",
     "run a --recipe digits_quanv --set epochs=4 --epochs 5": "`epochs` must be given once",
     "run a --recipe digits_quanv --set epochs=4 --set epochs=6": "`epochs` must be given once, but is [4, 6]",
-    "run a --recipe digits_quanv --set n_qubits=2": "but is 'n_qubits'. All of them: qnnkit recipes NAME.",
+    "run a --recipe digits_quanv --set n_qubits=2": "'plateau_qubits'? All of them: qnnkit recipes NAME.",
     "run a --recipe digit_quanv": "`--recipe` must be a known name",
     "run --recipe digits_quanv": "`RUN_DIR` must be given once, but is []",
     "train a --recipe digits_quanv --run-dir b": "`RUN_DIR` must be given once",

@@ -129,6 +129,9 @@ def test_settings_of_a_user_and_of_a_folder_without_its_recipe():
     assert mine.name == "123", "a text stays a text"
     with pytest.warns(UserWarning, match="shadows"), refused("setting"):
         create_model("Odd", __base__=Settings, title=(str, "mine"))
+    for name in ("run", "state", "notes"):  # columns of tables
+        with refused("setting"):
+            create_model("Odd", __base__=Settings, **{name: (str, "mine")})
     stored = Recorded(epochs=2, shape=[3, 4])  # pyright: ignore[reportCallIssue]
     assert stored.flat()["shape"] == stored.override(epochs=3).flat()["shape"] == [3, 4]
     assert stored.difference(stored.override(epochs=3)) == {"epochs": (2, 3)}

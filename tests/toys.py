@@ -9,6 +9,7 @@ import re
 import resource
 import struct
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -93,6 +94,24 @@ def room_for(n_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def closed(fill: Callable[[Path], Any]) -> Iterator[Path]:
+    """A folder with what `fill` writes, which this process may read but not write."""
+    nobody, root = 65534, os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as name:  # not tmp_path, which the user `nobody` cannot even read
+        folder = Path(name)
+        fill(folder)
+        folder.chmod(0o555)
+        try:
+            if root:
+                os.seteuid(nobody)
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+            folder.chmod(0o755)
 
 
 def damage(path: Path, harm: str) -> None:

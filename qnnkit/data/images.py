@@ -34,6 +34,11 @@ class Picture(NamedTuple):
     mode: str
     n_frames: int = 1
 
+    @property
+    def is_dark(self) -> bool:
+        """Whether it used at most a quarter of 16 bits, as data of 14 bits or fewer do."""
+        return self.mode.startswith("I") and bool(self.pixels.max() <= 64)
+
 
 def read(content: bytes, image_size: Size = None) -> Picture:
     """Decodes a file's bytes to 8-bit grey or colour, first frame only, and resizes if a size is given."""
@@ -56,10 +61,14 @@ def eight_bit(image: Any) -> Any:
     """
     if not isinstance(image, Image.Image):
         return image
-    if image.mode.startswith("I;16"):  # Pillow's own conversion clips at 255 instead of scaling
-        return ((np.asarray(image).astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
+        tags = getattr(image, "tag_v2", {})  # of a TIFF: bits of a pixel, and whether 0 is white
+        highest = 2 ** tags.get(258, (16,))[0] - 1
+        levels = np.asarray(image).astype(np.uint32)  # Pillow's own conversion clips at 255
+        pixels = ((levels * 255 + highest // 2) // highest).astype(np.uint8)
+        return 255 - pixels if tags.get(262) == 0 else pixels
     if image.mode in ("I", "F"):
-        raise ValueError("32-bit pixels have no fixed range")
+        raise ValueError("signed, 32-bit and float pixels have no fixed range")
     mode = image.mode
     if image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
@@ -77,7 +86,7 @@ def fit(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
     return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
-FORMAT = 4
+FORMAT = 5
 """Version of the cached files. Raise it when the same key would stand for different values."""
 File = tuple[str, int, Member]
 """Split ("any" if not fixed), label and file of an image."""
@@ -119,6 +128,8 @@ def stack_files(
                 pictures[row] = read(content(name), image_size)
                 n_bytes += pictures[row].pixels.nbytes
             except Exception as error:  # a damaged file makes Pillow raise almost anything
+                if isinstance(error, MemoryError) or getattr(error, "errno", None):
+                    raise  # a fault of the disk or machine, which may pass, must not be cached
                 failed.append(f"{name} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
             if n_bytes > MAX_BYTES:
                 rule, step = "keep all images under 4 GiB", "Pass a smaller one, such as 32."
@@ -150,6 +161,9 @@ def one_form(
     mode = "L" if grey else "RGB"
     if films := [name for name, picture in zip(names, pictures, strict=True) if picture.n_frames > 1]:
         notes.append(f"Took only the first frame of {len(films):,} of {total:,} images: {first(films)}.")
+    if dark := [name for name, picture in zip(names, pictures, strict=True) if picture.is_dark]:
+        few = "use less than a quarter of their 16 bits, so they are dark"
+        notes.append(f"{len(dark):,} of {total:,} images {few}: {first(dark)}. Scale them to 0..65535.")
     if n := total - counts[size]:
         notes.append(f"Resized {n:,} of {total:,} images to {size[0]}x{size[1]} (height x width).")
     if modes := [picture.mode for picture in pictures if picture.mode != mode]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import plots, stats, workspace
+from qnnkit.data.places import first
 from qnnkit.recipes import RECIPES
 from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, of_data, show
 from qnnkit.runs import Run, frame, state
@@ -159,8 +160,11 @@ def read_study(folder: str | Path) -> Study:
     names = ["seed", *(metric.name for metric in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]
     learned = _joined(curves, ["seed", "epoch", watched, "split_seed"]).dropna(subset=watched)
     learned = learned.rename(columns={watched: "validation"})
-    of_data = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
+    of_data = [f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items()]
     table = _joined(frames, [*names, "n_train", "n_test", "run", "data", "split_seed"])
+    alike = table.groupby([*KEYS, "split_seed"], sort=False, dropna=False)["data"].nunique(dropna=False)
+    if mixed := [*dict.fromkeys(alike[alike > 1].index.get_level_values("model"))]:
+        of_data.append(f"Means mix runs on different data (their fingerprints differ): {first(mixed)}.")
     return Study(
         folder,
         name,

@@ -32,11 +32,13 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
     if isinstance(given, str | Path):
         path = place(given)
         try:
-            image = read(path.read_bytes()).pixels
+            picture = read(path.read_bytes())
         except Exception as error:  # a damaged file makes Pillow raise almost anything
             reason = words.first_line(error).partition(" <_io")[0]
             rule, step = "be a readable image", f"Pillow says: {reason}. Save it again as PNG."
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None
+        image = picture.pixels
+        notes += ["It uses less than a quarter of its 16 bits, so it is dark."] * picture.is_dark
     else:
         image = np.asarray(eight_bit(given))
         if image.dtype != np.uint8 or not image.size or (image.ndim != 2 and image.shape[2:] != (3,)):

@@ -1,5 +1,6 @@
 """Files in folders, archives and at addresses: caching, sampling, and errors for hostile or damaged ones."""
 
+import errno
 import gzip
 import io
 import json
@@ -19,6 +20,7 @@ from qnnkit import cli
 from qnnkit.data import load, places, sample_files
 from qnnkit.data.pieces import collect
 from qnnkit.data.text import SUFFIXES, documents
+from tests.same import raises
 from tests.toys import fill, no_workspace, noise, pack, put, refused, write
 
 
@@ -90,6 +92,12 @@ def test_images_are_read_once_and_cached_in_one_file(tmp_path, monkeypatch):
     assert [n_read(), n_read()] == [21, 0]
     for damaged in (tmp_path / "home" / "datasets").glob("*.safetensors"):
         damaged.write_bytes(damaged.read_bytes()[:500])
+    with monkeypatch.context() as failing:  # a disk that comes back
+        failing.setattr(places.Place, "read", raises(OSError(errno.EIO, "Input/output error")))
+        music = fill(tmp_path / "music", ["a.mid"])
+        for reading in (lambda: load("class_folder", root=root), lambda: collect(music)):
+            with pytest.raises(OSError, match="Input/output error"):
+                reading()
     assert [n_read(), n_read()] == [21, 0]
 
 

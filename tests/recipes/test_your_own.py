@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from qnnkit import cli, report, runs
 from tests import forked
-from tests.toys import trained
+from tests.toys import trained, write
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "your_own.md").read_text()
@@ -113,6 +113,24 @@ def test_a_path_setting_is_relative_to_the_workspace_and_moves_with_it(
     np.savetxt(moved / "other.csv", np.linspace(-1, 2, 90))
     with pytest.raises(ValueError, match=r"holds another experiment \(table: .*other\.csv"):
         runs.open_run("runs/one", str(moved / "mine.py"), table="other.csv")
+
+
+def test_a_model_is_its_files_not_their_place(home: Path) -> None:
+    """A copy under another name continues a run; other files of the same name do not."""
+    text = RECIPE.replace("    n_seeds: int = 3\n", '    n_seeds: int = 3\n    pretrained: Path = "base"\n')
+    (home / "mine.py").write_text(f"from pathlib import Path\n{text}")
+    for name, weights in (("base", b"1"), ("copy", b"1"), ("other/base", b"2")):
+        write(home, {f"{name}/weights": weights * 10**6})
+    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
+    with pytest.raises(ValueError, match=r"holds another experiment \(pretrained: .*, '.*/other/base' now"):
+        runs.open_run(run.folder, pretrained="other/base")
+    assert runs.open_run(run.folder, pretrained="copy").config.pretrained == home / "copy"
+    write(home, {"copy/weights": b"2" * 10**6})
+    with pytest.raises(ValueError, match=r"was trained on other data than `.*/copy` holds now"):
+        runs.train_all(runs.open_run(run.folder))
+    run.note_provenance(models={})  # of an earlier version
+    with pytest.warns(UserWarning, match="cannot check that both hold the same"):
+        runs.open_run(run.folder, pretrained="other/copy")
 
 
 SHOWN = """
