@@ -22,6 +22,8 @@ from qnnkit.data.splits import ImageSet, ImageSplits, duplicates, split_rows
 
 # Pillow supports more formats; one of them (EPS) starts Ghostscript, whatever the file's suffix.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+DARK = " (dark, as it uses less than a quarter of its 16 bits)"
+"""Added to the mode of an image whose pixels may have fewer bits than its file."""
 Size = int | tuple[int, int] | None
 """A side in pixels, or (height, width); None takes the most common size."""
 
@@ -34,11 +36,6 @@ class Picture(NamedTuple):
     mode: str
     n_frames: int = 1
 
-    @property
-    def is_dark(self) -> bool:
-        """Whether it used at most a quarter of 16 bits, as data of 14 bits or fewer do."""
-        return self.mode.startswith("I") and bool(self.pixels.max() <= 64)
-
 
 def read(content: bytes, image_size: Size = None) -> Picture:
     """Decodes a file's bytes to 8-bit grey or colour, first frame only, and resizes if a size is given."""
@@ -49,6 +46,8 @@ def read(content: bytes, image_size: Size = None) -> Picture:
             mode, n_frames = opened.mode, getattr(opened, "n_frames", 1)
             ImageOps.exif_transpose(opened, in_place=True)
             pixels = eight_bit(opened)  # (height, width[, 3])
+    if mode.startswith("I") and pixels.max() <= 64:
+        mode += DARK
     size = (pixels.shape[0], pixels.shape[1])
     wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
     return Picture(fit(pixels, wanted or size, "L" if pixels.ndim == 2 else "RGB"), size, mode, n_frames)
@@ -64,8 +63,7 @@ def eight_bit(image: Any) -> Any:
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
         tags = getattr(image, "tag_v2", {})  # of a TIFF: bits of a pixel, and whether 0 is white
         highest = 2 ** tags.get(258, (16,))[0] - 1
-        levels = np.asarray(image).astype(np.uint32)  # Pillow's own conversion clips at 255
-        pixels = ((levels * 255 + highest // 2) // highest).astype(np.uint8)
+        pixels = np.rint(np.asarray(image) * (255 / highest)).astype(np.uint8)  # Pillow's clips at 255
         return 255 - pixels if tags.get(262) == 0 else pixels
     if image.mode in ("I", "F"):
         raise ValueError("signed, 32-bit and float pixels have no fixed range")
@@ -161,9 +159,6 @@ def one_form(
     mode = "L" if grey else "RGB"
     if films := [name for name, picture in zip(names, pictures, strict=True) if picture.n_frames > 1]:
         notes.append(f"Took only the first frame of {len(films):,} of {total:,} images: {first(films)}.")
-    if dark := [name for name, picture in zip(names, pictures, strict=True) if picture.is_dark]:
-        few = "use less than a quarter of their 16 bits, so they are dark"
-        notes.append(f"{len(dark):,} of {total:,} images {few}: {first(dark)}. Scale them to 0..65535.")
     if n := total - counts[size]:
         notes.append(f"Resized {n:,} of {total:,} images to {size[0]}x{size[1]} (height x width).")
     if modes := [picture.mode for picture in pictures if picture.mode != mode]:

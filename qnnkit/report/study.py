@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import plots, stats, workspace
-from qnnkit.data.places import first
 from qnnkit.recipes import RECIPES
 from qnnkit.report.tables import COSTS, KEYS, frame_of, metrics, of_data, show
 from qnnkit.runs import Run, frame, state
@@ -162,9 +161,7 @@ def read_study(folder: str | Path) -> Study:
     learned = learned.rename(columns={watched: "validation"})
     of_data = [f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items()]
     table = _joined(frames, [*names, "n_train", "n_test", "run", "data", "split_seed"])
-    alike = table.groupby([*KEYS, "split_seed"], sort=False, dropna=False)["data"].nunique(dropna=False)
-    if mixed := [*dict.fromkeys(alike[alike > 1].index.get_level_values("model"))]:
-        of_data.append(f"Means mix runs on different data (their fingerprints differ): {first(mixed)}.")
+    of_data += _mixed(table)
     return Study(
         folder,
         name,
@@ -220,6 +217,13 @@ def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFram
         kind="stable",
         ignore_index=True,
     )
+
+
+def _mixed(rows: pd.DataFrame) -> list[str]:
+    """A note on models whose runs have different data in one split; [] if there are none."""
+    n_data = rows.groupby([*KEYS, "split_seed"], dropna=False)["data"].transform("nunique")
+    models = ", ".join(rows["model"][n_data > 1].unique())
+    return [f"Means mix runs on different data (their fingerprints differ): {models}."] if models else []
 
 
 def _label(recipe: str, settings: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
 import os
 import tempfile
@@ -69,16 +70,15 @@ def of_notebooks(
 
     Raises:
         TypeError: A value does not have the type that the notebook declares.
-        ValueError: A notebook that has finished had another value; it would not be executed again. Or a value
-            is neither a parameter nor a setting.
+        ValueError: A name is unknown, or a notebook that has finished had another value.
     """
-    candidates, parameters = {name: given[name] for name in given if name not in settings}, {}
-    known = dict.fromkeys(settings)
+    candidates, parameters = [name for name in given if name not in settings], {}
+    notebooks = {name: declared(find_notebook(name)) for name in names} if candidates else {}
+    for name in candidates:
+        checks.choice("setting", name, [*settings, *itertools.chain(*notebooks.values())], SETTINGS)
     bring(folder := workspace.run_folder(run_dir))
-    for notebook in names if candidates else ():
-        fields, used = declared(find_notebook(notebook)), _used(folder, notebook)
-        known |= fields
-        values = {name: candidates[name] for name in candidates if name in fields}
+    for notebook, fields in notebooks.items():
+        used, values = _used(folder, notebook), {name: given[name] for name in candidates if name in fields}
         for name, value in [*values.items()]:
             with contextlib.suppress(ValueError, TypeError):  # 1e-3, which `--set` leaves as text
                 values[name] = float(value) if fields[name]["inferred_type_name"] == "float" else value
@@ -91,8 +91,6 @@ def of_notebooks(
                 step = "Use another run_dir, or run that notebook alone with papermill."
                 raise ValueError(checks.message(name, rule, values[name], step))
         parameters |= values
-    for name in candidates:
-        checks.choice("setting", name, known, SETTINGS)
     return parameters
 
 

@@ -75,8 +75,8 @@ def open_run(
     with alone(folder, "begin", wait=BEGIN):
         if not (folder / "config.json").exists():
             facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
-            facts |= {"score": asdict(run.score), "made_of": run.made_of()}  # readable without the recipe
-            facts["models"] = run.models()
+            # Readable without the recipe.
+            facts |= {"score": asdict(run.score), "made_of": run.made_of(), "models": run.models()}
             run.note_provenance(**origin(), **facts)
             if run.config.batch_size == "auto":
                 size = placed(run).batch_size
@@ -112,14 +112,11 @@ def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:
 def _is_moved(name: str, begun: Settings, run: Run) -> bool:
     """Whether a changed path leads to the same files elsewhere; `Run.splits` compares data."""
     one, other = (str(getattr(settings, name)) for settings in (begun, run.config))
-    if one == other or name == "data_dir":
-        return one != other
-    same = run.has_model(name)
-    if same is None and Path(one).name == Path(other).name:
+    same = one != other and (name == "data_dir" or run.has_model(name))
+    if same is None and (same := Path(one).name == Path(other).name):
         sentence = f"`{name}` is now `{other}`, not `{one}`; qnnkit cannot check that both hold the same."
         warnings.warn(sentence, stacklevel=4)
-        return True
-    return bool(same)
+    return same
 
 
 def _keep(run: Run, names: Collection[str]) -> None:

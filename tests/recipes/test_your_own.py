@@ -93,12 +93,15 @@ def test_a_recipe_in_a_notebook_cell(home: Path) -> None:
     assert all(f"def {name}(" in source for name in ("load", "build", "task", "circuit"))
 
 
-def test_a_path_setting_is_relative_to_the_workspace_and_moves_with_it(
+def test_a_path_is_relative_to_the_workspace_and_a_model_is_its_files(
     home: Path, monkeypatch, tmp_path
 ) -> None:
-    text = RECIPE.replace("    n_seeds: int = 3\n", '    n_seeds: int = 3\n    table: Path = "waves.csv"\n')
+    paths = '    n_seeds: int = 3\n    table: Path = "waves.csv"\n    pretrained: Path = "base"\n'
+    text = RECIPE.replace("    n_seeds: int = 3\n", paths)
     text = text.replace("np.linspace(-1, 1, 240)", "np.loadtxt(settings.table)")
-    (home / "mine.py").write_text(f"from pathlib import Path\n{text}")
+    one, other = (bytes([number]) * 10**6 for number in (1, 2))
+    models = {"base/weights": one, "copy/weights": one, "other/base/weights": other}
+    write(home, {"mine.py": f"from pathlib import Path\n{text}", **models})
     np.savetxt(home / "waves.csv", np.linspace(-1, 1, 90))
     monkeypatch.chdir("/")
     run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
@@ -110,27 +113,16 @@ def test_a_path_setting_is_relative_to_the_workspace_and_moves_with_it(
     again = runs.open_run("runs/one", str(moved / "mine.py"))
     assert again.config.table == moved / "waves.csv"
     assert [final["test_r2"] for final in runs.train_all(again)] == [first["test_r2"]]
-    np.savetxt(moved / "other.csv", np.linspace(-1, 2, 90))
-    with pytest.raises(ValueError, match=r"holds another experiment \(table: .*other\.csv"):
-        runs.open_run("runs/one", str(moved / "mine.py"), table="other.csv")
-
-
-def test_a_model_is_its_files_not_their_place(home: Path) -> None:
-    """A copy under another name continues a run; other files of the same name do not."""
-    text = RECIPE.replace("    n_seeds: int = 3\n", '    n_seeds: int = 3\n    pretrained: Path = "base"\n')
-    (home / "mine.py").write_text(f"from pathlib import Path\n{text}")
-    for name, weights in (("base", b"1"), ("copy", b"1"), ("other/base", b"2")):
-        write(home, {f"{name}/weights": weights * 10**6})
-    run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
-    with pytest.raises(ValueError, match=r"holds another experiment \(pretrained: .*, '.*/other/base' now"):
-        runs.open_run(run.folder, pretrained="other/base")
-    assert runs.open_run(run.folder, pretrained="copy").config.pretrained == home / "copy"
-    write(home, {"copy/weights": b"2" * 10**6})
+    for name, place in (("table", "other.csv"), ("pretrained", "other/base")):
+        with pytest.raises(ValueError, match=rf"holds another experiment \({name}: .*{place}"):
+            runs.open_run("runs/one", **{name: place})
+    assert runs.open_run("runs/one", pretrained="copy").config.pretrained == moved / "copy"
+    write(moved, {"copy/weights": other})
     with pytest.raises(ValueError, match=r"was trained on other data than `.*/copy` holds now"):
-        runs.train_all(runs.open_run(run.folder))
-    run.note_provenance(models={})  # of an earlier version
+        _ = runs.open_run("runs/one").splits
+    again.note_provenance(models={})  # of an earlier version
     with pytest.warns(UserWarning, match="cannot check that both hold the same"):
-        runs.open_run(run.folder, pretrained="other/copy")
+        runs.open_run("runs/one", pretrained="other/copy")
 
 
 SHOWN = """
