@@ -93,19 +93,6 @@ def no_race(request, monkeypatch):
 
 
 @pytest.fixture
-def closed():
-    """A folder that this process may read but not write, with an unreadable one inside."""
-    from tests import toys
-
-    def fill(folder):
-        (folder / "old.json").write_text("{}\n")
-        (folder / "private").mkdir(mode=0)
-
-    with toys.closed(fill) as folder:
-        yield folder
-
-
-@pytest.fixture
 def home(tmp_path, monkeypatch):
     """A new workspace."""
     monkeypatch.setenv("QNNKIT_HOME", str(tmp_path))

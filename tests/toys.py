@@ -99,19 +99,16 @@ def room_for(n_bytes: int) -> Iterator[None]:
 @contextlib.contextmanager
 def closed(fill: Callable[[Path], Any]) -> Iterator[Path]:
     """A folder with what `fill` writes, which this process may read but not write."""
-    nobody, root = 65534, os.geteuid() == 0
-    with tempfile.TemporaryDirectory() as name:  # not tmp_path, which the user `nobody` cannot even read
+    # Not in tmp_path, which the user `nobody` cannot even read.
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as last:
         folder = Path(name)
         fill(folder)
+        last.callback(folder.chmod, 0o755)
         folder.chmod(0o555)
-        try:
-            if root:
-                os.seteuid(nobody)
-            yield folder
-        finally:
-            if root:
-                os.seteuid(0)
-            folder.chmod(0o755)
+        if os.geteuid() == 0:
+            last.callback(os.seteuid, 0)
+            os.seteuid(65534)  # nobody
+        yield folder
 
 
 def damage(path: Path, harm: str) -> None:

@@ -18,7 +18,7 @@ from qnnkit.recipes import Recipe
 from qnnkit.runs import rows
 from qnnkit.runs.lock import keep_mirrored
 from qnnkit.runs.rows import content, trainings
-from qnnkit.settings import MAIN_NETS, PLACEMENT, SETTINGS, Recorded, Settings, digest_of
+from qnnkit.settings import MAIN_NETS, PLACEMENT, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
     from qnnkit.data import Splits
@@ -136,9 +136,9 @@ class Run:
         return splits
 
     def models(self) -> dict[str, str | None]:
-        """Digests of the folders in `pretrained` and `tokenizer`, by setting; None for a name on the Hub."""
-        paths = {name: getattr(self.config, name) for name in MODELS if name in self.config.places()}
-        return {name: _hash_of(Path(path)) for name, path in paths.items() if path is not None}
+        """Digests of the folders in `pretrained` and `tokenizer`, by setting; None for another name."""
+        names = [name for name in MODELS if name in self.config.places()]
+        return {name: _hash_of(Path(str(getattr(self.config, name)))) for name in names}
 
     def has_model(self, name: str) -> bool | None:
         """Whether a setting leads to the files with which the run began; None if that is unknown."""
@@ -274,8 +274,6 @@ def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | N
             argument is a `checks.Message` with its parts: `name`, `rule`, `value`, `next_step`.
     """
     kind: Any = recipe.Settings if begun is None and recipe is not None else type(begun)
-    for name in given if begun is not None else ():  # of a recipe that is not here, too
-        checks.choice("setting", name, begun.flat(), SETTINGS)
     values = dict(given)
     for name in kind.places():
         path = values.get(name, kind.model_fields[name].default if begun is None else None)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qnnkit import checks, words, workspace
 from qnnkit.data.arrays import tensor_of
-from qnnkit.data.images import DARK, eight_bit, fit, read
+from qnnkit.data.images import eight_bit, fit, read
 from qnnkit.data.places import Place, first, plain
 from qnnkit.data.records import Reader, separated
 
@@ -32,13 +32,11 @@ def pixels(given: Any, about: Any) -> tuple[Tensor, list[str]]:
     if isinstance(given, str | Path):
         path = place(given)
         try:
-            picture = read(path.read_bytes())
+            image = read(path.read_bytes()).pixels
         except Exception as error:  # a damaged file makes Pillow raise almost anything
             reason = words.first_line(error).partition(" <_io")[0]
             rule, step = "be a readable image", f"Pillow says: {reason}. Save it again as PNG."
             raise ValueError(checks.message("inputs", rule, str(given), step)) from None
-        image = picture.pixels
-        notes += [f"Its mode is {picture.mode}."] * picture.mode.endswith(DARK)
     else:
         image = np.asarray(eight_bit(given))
         if image.dtype != np.uint8 or not image.size or (image.ndim != 2 and image.shape[2:] != (3,)):

@@ -1,6 +1,5 @@
 """Files in folders, archives and at addresses: caching, sampling, and errors for hostile or damaged ones."""
 
-import errno
 import gzip
 import io
 import json
@@ -93,7 +92,7 @@ def test_images_are_read_once_and_cached_in_one_file(tmp_path, monkeypatch):
     for damaged in (tmp_path / "home" / "datasets").glob("*.safetensors"):
         damaged.write_bytes(damaged.read_bytes()[:500])
     with monkeypatch.context() as failing:  # a disk that comes back
-        failing.setattr(places.Place, "read", raises(OSError(errno.EIO, "Input/output error")))
+        failing.setattr(places.Place, "read", raises(OSError(5, "Input/output error")))
         music = fill(tmp_path / "music", ["a.mid"])
         for reading in (lambda: load("class_folder", root=root), lambda: collect(music)):
             with pytest.raises(OSError, match="Input/output error"):

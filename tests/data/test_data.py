@@ -129,8 +129,6 @@ def test_digits_are_rescaled() -> None:
 WRONG = [
     ("root", "digits", {"root": "images"}),
     ("image_size", "digits", {"image_size": 8.5}),
-    ("imagesize", "digits", {"imagesize": 8}),
-    ("dataset", "digit", {}),
 ]
 
 

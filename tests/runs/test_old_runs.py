@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from qnnkit import report, runs
-from tests.toys import refused
 
 
 @pytest.fixture
@@ -21,8 +20,6 @@ def home(home, monkeypatch):
 
 
 def test_an_old_finished_run_is_reported_and_used(home, monkeypatch):
-    with refused("setting", says="Did you mean 'epochs'?"):  # without the recipe
-        runs.open_run("runs/finished", epohcs=3)
     run = runs.open_run("runs/finished", "mine.py")
     before, status = run.result, runs.state.of_run("runs/finished")
     assert (status.state, status.row["net"]) == ("finished", "classical")
