@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import json
 import os
 import tempfile
@@ -73,11 +72,11 @@ def of_notebooks(
         ValueError: A name is unknown, or a notebook that has finished had another value.
     """
     candidates, parameters = [name for name in given if name not in settings], {}
-    notebooks = {name: declared(find_notebook(name)) for name in names} if candidates else {}
+    books = {name: declared(find_notebook(name)) for name in names} if candidates else {}
     for name in candidates:
-        checks.choice("setting", name, [*settings, *itertools.chain(*notebooks.values())], SETTINGS)
+        checks.choice("setting", name, [*settings, *(x for each in books.values() for x in each)], SETTINGS)
     bring(folder := workspace.run_folder(run_dir))
-    for notebook, fields in notebooks.items():
+    for notebook, fields in books.items():
         used, values = _used(folder, notebook), {name: given[name] for name in candidates if name in fields}
         for name, value in [*values.items()]:
             with contextlib.suppress(ValueError, TypeError):  # 1e-3, which `--set` leaves as text

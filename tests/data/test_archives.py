@@ -91,13 +91,12 @@ def test_images_are_read_once_and_cached_in_one_file(tmp_path, monkeypatch):
     assert [n_read(), n_read()] == [21, 0]
     for damaged in (tmp_path / "home" / "datasets").glob("*.safetensors"):
         damaged.write_bytes(damaged.read_bytes()[:500])
-    with monkeypatch.context() as failing:  # a disk that comes back
-        failing.setattr(places.Place, "read", raises(OSError(5, "Input/output error")))
-        music = fill(tmp_path / "music", ["a.mid"])
-        for reading in (lambda: load("class_folder", root=root), lambda: collect(music)):
-            with pytest.raises(OSError, match="Input/output error"):
-                reading()
     assert [n_read(), n_read()] == [21, 0]
+    monkeypatch.setattr(places.Place, "read", raises(OSError(5, "Input/output error")))  # it may pass
+    with pytest.raises(OSError, match="Input/output error"):
+        load("class_folder", root=root, image_size=5)
+    with pytest.raises(OSError, match="Input/output error"):
+        collect(fill(tmp_path / "music", ["a.mid"]))
 
 
 # --- addresses and Drive ------------------------------------------------------------------------------------

@@ -86,9 +86,7 @@ def test_a_broken_download_leaves_no_files(server, store, monkeypatch, name, fau
 
 @pytest.mark.data
 def test_real_files_match_the_checksums():
-    splits = load("mnist", root=real("mnist"))
-    assert [len(splits.split(name)) for name in SPLITS] == [48_000, 12_000, 10_000] and splits.notes == ()
-    assert splits.test.labels[0] == 7 and splits.test.sources[0] == "mnist/60000"
+    assert load("mnist", root=real("mnist")).test.labels[0] == 7
     for name, file in (("mnist", None), ("ahcd", "ahcd_csv.zip")):
         for there, checksum in public.PUBLIC[name]["files"].items():
             assert checksum == f"sha256:{hashlib.sha256(real(name, file or there).read_bytes()).hexdigest()}"
@@ -126,7 +124,6 @@ WRONG = [
     (LABELS, lambda each: each.partition(b"\n")[2]),
     *((LABELS, lambda each, to=to: re.sub(rb"^\d+", to, each)) for to in (b"0", b"alef")),
     (LETTERS, lambda each: re.sub(rb"^\d+", b"300", each)),
-    (LETTERS, lambda each: each.replace(b",", b" ", 1)),
 ]
 
 

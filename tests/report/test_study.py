@@ -169,9 +169,8 @@ def test_recipes_of_one_name_are_two_models_and_seeds_in_separate_runs_are_one(s
         space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, name="net", seed=seed, **options)
         space.runs[-1]["settings"]["seed"] = seed
     study = space.read()
-    names = study.frame.groupby("model", sort=False)["run"].unique().map(list)
-    assert names.tolist() == [["a", "c"], ["b"]]
-    assert study.notes[-1].endswith(f" on different data (their fingerprints differ): {names.index[0]}.")
+    assert study.frame.groupby("model", sort=False)["run"].unique().map(list).tolist() == [["a", "c"], ["b"]]
+    assert study.notes[-1].endswith(f"data (their fingerprints differ): {study.frame['model'].iloc[0]}.")
 
 
 # --- contents ----------------------------------------------------------------------------------------------
