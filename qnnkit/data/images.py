@@ -22,8 +22,6 @@ from qnnkit.data.splits import ImageSet, ImageSplits, duplicates, split_rows
 
 # Pillow supports more formats; one of them (EPS) starts Ghostscript, whatever the file's suffix.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-DARK = " (dark, as it uses less than a quarter of its 16 bits)"
-"""Added to the mode of an image whose pixels may have fewer bits than its file."""
 Size = int | tuple[int, int] | None
 """A side in pixels, or (height, width); None takes the most common size."""
 
@@ -47,7 +45,7 @@ def read(content: bytes, image_size: Size = None) -> Picture:
             ImageOps.exif_transpose(opened, in_place=True)
             pixels = eight_bit(opened)  # (height, width[, 3])
     if mode.startswith("I") and pixels.max() <= 64:
-        mode += DARK
+        mode += " (dark: at most a quarter of 16 bits)"
     size = (pixels.shape[0], pixels.shape[1])
     wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
     return Picture(fit(pixels, wanted or size, "L" if pixels.ndim == 2 else "RGB"), size, mode, n_frames)

@@ -159,9 +159,8 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     if len(places) == 1:
         checks.folder("runs", places[0], "Give the folder of a run.")
     files = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
-    names = dict.fromkeys(name for _, provenance in files for name in provenance.get("given") or ())
-    names |= dict.fromkeys(settings)
-    names = [name for name in names if name not in COLUMNS]  # of an earlier version
+    given = [name for _, provenance in files for name in provenance.get("given") or ()]
+    names = [name for name in dict.fromkeys([*given, *settings]) if name not in COLUMNS]
     table: list[dict[str, Any]] = []
     for run, place, (config, provenance) in zip(runs, places, files, strict=True):
         config = run.config.flat() if hasattr(run, "config") else config

@@ -260,7 +260,7 @@ def test_resizing_conversion_and_cropping_are_reported_once(tmp_path: Path) -> N
     assert splits.notes == (
         "Took only the first frame of 1 of 16 images: b/film.gif.",
         "Resized 2 of 16 images to 8x8 (height x width).",
-        f"Converted 3 of 16 images to 8-bit grey, from mode 1, I;16{images.DARK}, P.",
+        "Converted 3 of 16 images to 8-bit grey, from mode 1, I;16 (dark: at most a quarter of 16 bits), P.",
     )
     big = all_rows(splits)["a/big.png"].float()
     assert (big - 127.5).abs().max() < 10  # antialiased: a checkerboard becomes grey, not black or white
