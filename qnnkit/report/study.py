@@ -219,7 +219,7 @@ def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFram
     )
 
 
-def _mixed(rows: pd.DataFrame) -> list[str]:
+def _mixed(rows: Any) -> list[str]:
     """A note on models whose runs have different data in one split; [] if there are none."""
     n_data = rows.groupby([*KEYS, "split_seed"], dropna=False)["data"].transform("nunique")
     models = ", ".join(rows["model"][n_data > 1].unique())

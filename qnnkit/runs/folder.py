@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MODELS = ("pretrained", "tokenizer")
 """Settings that name a folder or a model of the Hub."""
-BLOCK = 2**16
 
 
 @dataclass(frozen=True)
@@ -188,19 +187,19 @@ class Run:
         keep_mirrored(self.folder)
 
 
-def _hash_of(folder: Path) -> str | None:
+def _hash_of(folder: Path, block: int = 2**16) -> str | None:
     """Returns a SHA-256 (hex) of the files in a folder; None if there are none.
 
-    It covers their names and sizes, and 64 evenly spaced blocks of each: reading all weights takes long.
+    It covers their names and sizes, and 64 evenly spaced blocks of bytes of each: reading all weights takes long.
     """
     names, digest = sorted(visible(folder)), hashlib.sha256()
     for name in names:
         size = (folder / name).stat().st_size
         digest.update(f"{name} {size}\n".encode())
         with (folder / name).open("rb") as file:
-            for start in range(0, size, max(size // 64, BLOCK)):
+            for start in range(0, size, max(size // 64, block)):
                 file.seek(start)
-                digest.update(file.read(BLOCK))
+                digest.update(file.read(block))
     return digest.hexdigest() if names else None
 
 
