@@ -190,7 +190,7 @@ class Run:
 def _hash_of(folder: Path, block: int = 2**16) -> str | None:
     """Returns a SHA-256 (hex) of the files in a folder; None if there are none.
 
-    It covers their names and sizes, and 64 evenly spaced blocks of bytes of each: reading all weights takes long.
+    It covers their names and sizes, and 64 evenly spaced blocks of each: reading all weights takes long.
     """
     names, digest = sorted(visible(folder)), hashlib.sha256()
     for name in names:
