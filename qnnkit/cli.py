@@ -100,8 +100,8 @@ def run(
     from qnnkit.settings import CRITERIA, listed
 
     names = runs.chain.chosen(notebooks)
-    kind = recipes.find(recipe).Settings if recipe else type(runs.open_run(run_dir).config)
-    parameters = runs.chain.of_notebooks(run_dir, given, kind.model_fields, names)
+    known = recipes.find(recipe).Settings.model_fields if recipe else runs.open_run(run_dir).config.flat()
+    parameters = runs.chain.of_notebooks(run_dir, given, known, names)
     given = {name: value for name, value in given.items() if name not in parameters}
     begun = runs.open_run(run_dir, recipe, among=only and listed(only), **given)
     result = runs.chain.finished(begun)

@@ -19,6 +19,9 @@ from qnnkit import checks
 
 SETTINGS = "All of them: qnnkit recipes NAME."
 """Next step of a message about a wrong setting."""
+COLUMNS = ("run", "folder", "state", "error", "notes", "net", "event", "epoch", "data", "hours", "cost")
+COLUMNS += ("n_train", "quantum", "classical", "frozen")
+"""Columns of tables of runs, which no setting of a recipe may be named like."""
 MAIN_NETS = ("hybrid", "reference")
 """Names of a run's main net, which is compared with the controls: with a circuit, or without any."""
 
@@ -191,9 +194,9 @@ class Settings(Base):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        used = ({*vars(Settings), *vars(Base)} - {*Settings.model_fields}) & {*cls.model_fields}
-        for name in used:
-            rule, step = "have a name that qnnkit's own code does not use", "Choose another."
+        used = {*vars(Settings), *vars(Base), *COLUMNS} - {*Settings.model_fields}
+        for name in used & {*cls.model_fields}:
+            rule, step = "have a name that qnnkit does not use in code or tables", "Choose another."
             raise ValueError(checks.message("setting", rule, name, step))
 
     @field_validator("*", mode="before")

@@ -5,8 +5,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,28 +90,6 @@ def no_race(request, monkeypatch):
         from qnnkit.measure import placement
 
         monkeypatch.setattr(placement, "timed", lambda *args: ({}, None, None))
-
-
-@pytest.fixture
-def closed():
-    """A folder that this process may read but not write, with an unreadable one inside."""
-    nobody, root = 65534, os.geteuid() == 0
-    with tempfile.TemporaryDirectory() as name:  # not tmp_path, which the user `nobody` cannot even read
-        folder = Path(name)
-        (folder / "old.json").write_text("{}\n")
-        (folder / "private").mkdir(mode=0o700)
-        folder.chmod(0o555)
-        if not root:
-            (folder / "private").chmod(0)
-        try:
-            if root:
-                os.seteuid(nobody)
-            yield folder
-        finally:
-            if root:
-                os.seteuid(0)
-            folder.chmod(0o755)
-            (folder / "private").chmod(0o700)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from qnnkit import workspace
 from qnnkit.runs.folder import without_places
 from tests import forked
 from tests.same import raises
-from tests.toys import disk_order, refused, room_for
+from tests.toys import closed, disk_order, refused, room_for
 
 ROOM = 65_536  # bytes that still fit on a "full disk"
 
@@ -51,11 +51,17 @@ WRITES = {
 }
 
 
+def fill(folder):
+    (folder / "old.json").write_text("{}\n")
+    (folder / "private").mkdir(mode=0)
+
+
 @pytest.mark.parametrize("name", WRITES)
-def test_nothing_is_written_into_a_closed_folder(closed, name):
-    with pytest.raises(PermissionError, match="Choose a folder that you may write to"):
-        WRITES[name](closed / name)
-    assert (closed / "old.json").read_text() == "{}\n" and names(closed) == ["old.json", "private"]
+def test_nothing_is_written_into_a_closed_folder(name):
+    with closed(fill) as folder:
+        with pytest.raises(PermissionError, match="Choose a folder that you may write to"):
+            WRITES[name](folder / name)
+        assert (folder / "old.json").read_text() == "{}\n" and names(folder) == ["old.json", "private"]
 
 
 SAVES = """

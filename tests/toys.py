@@ -9,6 +9,7 @@ import re
 import resource
 import struct
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -93,6 +94,21 @@ def room_for(n_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def closed(fill: Callable[[Path], Any]) -> Iterator[Path]:
+    """A folder with what `fill` writes, which this process may read but not write."""
+    # Not in tmp_path, which the user `nobody` cannot even read.
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as last:
+        folder = Path(name)
+        fill(folder)
+        last.callback(folder.chmod, 0o755)
+        folder.chmod(0o555)
+        if os.geteuid() == 0:
+            last.callback(os.seteuid, 0)
+            os.seteuid(65534)  # nobody
+        yield folder
 
 
 def damage(path: Path, harm: str) -> None:

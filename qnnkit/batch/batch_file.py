@@ -104,7 +104,7 @@ class BatchConfig(Base):
     optuna: OptunaConfig | None = None
     """Sampler that proposes runs from the results so far."""
     notebooks: list[str] = Field(default_factory=lambda: ["03_train", "04_analyze"])
-    """Notebooks of each run; without 04_analyze its report has tables and no figures."""
+    """Notebooks of each run; without 04_analyze, its report has tables and the plot of differences alone."""
     workers: int | None = Field(default=None, ge=1)
     """Runs at a time; None: as many as the cores (or GPUs) and the free memory allow."""
     gpus_per_run: int = Field(default=0, ge=0)
@@ -266,7 +266,7 @@ def plan(config: BatchConfig) -> list[Planned]:
             run = planned(config, varied)
         except (ValueError, OSError) as error:
             raise ValueError(f"Run {index} of {len(rows)}, {varied}, cannot be planned: {error}") from None
-        if run.config.difference(by_id.setdefault(run.id, run).config):
+        for name in run.config.difference(by_id.setdefault(run.id, run).config):
             rule = "end in another name for other data, as this name identifies runs"
-            raise ValueError(checks.message("data_dir", rule, varied, "Rename one of the folders."))
+            raise ValueError(checks.message(name, rule, varied, "Rename one of the folders."))
     return list(by_id.values())

@@ -44,6 +44,8 @@ def read(content: bytes, image_size: Size = None) -> Picture:
             mode, n_frames = opened.mode, getattr(opened, "n_frames", 1)
             ImageOps.exif_transpose(opened, in_place=True)
             pixels = eight_bit(opened)  # (height, width[, 3])
+    if mode.startswith("I") and pixels.max() <= 64:
+        mode += " (dark: at most a quarter of 16 bits)"
     size = (pixels.shape[0], pixels.shape[1])
     wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
     return Picture(fit(pixels, wanted or size, "L" if pixels.ndim == 2 else "RGB"), size, mode, n_frames)
@@ -56,10 +58,13 @@ def eight_bit(image: Any) -> Any:
     """
     if not isinstance(image, Image.Image):
         return image
-    if image.mode.startswith("I;16"):  # Pillow's own conversion clips at 255 instead of scaling
-        return ((np.asarray(image).astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
+        tags = getattr(image, "tag_v2", {})  # of a TIFF: bits of a pixel, and whether 0 is white
+        highest = 2 ** tags.get(258, (16,))[0] - 1
+        pixels = np.rint(np.asarray(image) * (255 / highest)).astype(np.uint8)  # Pillow's clips at 255
+        return 255 - pixels if tags.get(262) == 0 else pixels
     if image.mode in ("I", "F"):
-        raise ValueError("32-bit pixels have no fixed range")
+        raise ValueError("signed, 32-bit and float pixels have no fixed range")
     mode = image.mode
     if image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
@@ -77,7 +82,7 @@ def fit(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
     return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
-FORMAT = 4
+FORMAT = 5
 """Version of the cached files. Raise it when the same key would stand for different values."""
 File = tuple[str, int, Member]
 """Split ("any" if not fixed), label and file of an image."""
@@ -119,6 +124,8 @@ def stack_files(
                 pictures[row] = read(content(name), image_size)
                 n_bytes += pictures[row].pixels.nbytes
             except Exception as error:  # a damaged file makes Pillow raise almost anything
+                if isinstance(error, MemoryError) or getattr(error, "errno", None):
+                    raise  # a fault of the disk or machine, which may pass, must not be cached
                 failed.append(f"{name} ({str(error).partition(' <_io')[0][:80]})")  # without the open file
             if n_bytes > MAX_BYTES:
                 rule, step = "keep all images under 4 GiB", "Pass a smaller one, such as 32."

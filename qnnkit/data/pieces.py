@@ -84,7 +84,7 @@ def collect(root: str | Path | None, composers: Sequence[str] | None = None) -> 
             content = place.read(member.name)
             read = _read(content, member.base)
             endless = _endless(content) - read[0][1].note_num() if name.endswith(MIDI) else 0
-        except (ValueError, OSError, RuntimeError) as error:
+        except (ValueError, RuntimeError) as error:  # not of the disk, which may recover
             left_out.append(f"{member.name} ({words.first_line(error)})")
             continue
         left_out += [f"{member.name} (notes without an end: {endless:,})"] * (endless > 0)

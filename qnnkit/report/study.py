@@ -159,8 +159,9 @@ def read_study(folder: str | Path) -> Study:
     names = ["seed", *(metric.name for metric in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]
     learned = _joined(curves, ["seed", "epoch", watched, "split_seed"]).dropna(subset=watched)
     learned = learned.rename(columns={watched: "validation"})
-    of_data = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
+    of_data = [f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items()]
     table = _joined(frames, [*names, "n_train", "n_test", "run", "data", "split_seed"])
+    of_data += _mixed(table)
     return Study(
         folder,
         name,
@@ -216,6 +217,13 @@ def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFram
         kind="stable",
         ignore_index=True,
     )
+
+
+def _mixed(rows: Any) -> list[str]:
+    """A note on models whose runs have different data in one split; [] if there are none."""
+    n_data = rows.groupby([*KEYS, "split_seed"], dropna=False)["data"].transform("nunique")
+    models = ", ".join(rows["model"][n_data > 1].unique())
+    return [f"Means mix runs on different data (their fingerprints differ): {models}."] if models else []
 
 
 def _label(recipe: str, settings: Mapping[str, Any]) -> str:

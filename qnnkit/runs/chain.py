@@ -21,6 +21,7 @@ from qnnkit import checks, warm, workspace
 from qnnkit.runs.folder import Run, now, without_places
 from qnnkit.runs.lock import alone, bring, mirrored
 from qnnkit.runs.trainings import stopping
+from qnnkit.settings import SETTINGS
 
 ANALYZE, INSIDE = "04_analyze", "04b_inside"
 """The notebook that writes the report and the result, and the one that adds to the report."""
@@ -68,13 +69,15 @@ def of_notebooks(
 
     Raises:
         TypeError: A value does not have the type that the notebook declares.
-        ValueError: A notebook that has finished had another value; it would not be executed again.
+        ValueError: A name is unknown, or a notebook that has finished had another value.
     """
-    candidates, parameters = {name: given[name] for name in given if name not in settings}, {}
+    candidates, parameters = [name for name in given if name not in settings], {}
+    books = {name: declared(find_notebook(name)) for name in names} if candidates else {}
+    for name in candidates:
+        checks.choice("setting", name, [*settings, *(x for each in books.values() for x in each)], SETTINGS)
     bring(folder := workspace.run_folder(run_dir))
-    for notebook in names if candidates else ():
-        fields, used = declared(find_notebook(notebook)), _used(folder, notebook)
-        values = {name: candidates[name] for name in candidates if name in fields}
+    for notebook, fields in books.items():
+        used, values = _used(folder, notebook), {name: given[name] for name in candidates if name in fields}
         for name, value in [*values.items()]:
             with contextlib.suppress(ValueError, TypeError):  # 1e-3, which `--set` leaves as text
                 values[name] = float(value) if fields[name]["inferred_type_name"] == "float" else value
@@ -175,7 +178,7 @@ def logged(run: Run, echo: Callable[[str], None]) -> Callable[[str], None]:
 
 def finished(run: Run) -> dict[str, Any] | None:
     """Returns the result of a finished run, else None; completes the copy on Drive."""
-    if run.result is not None:
+    if run.result is not None and workspace.remote_of(run.folder) is not None:
         with mirrored(run.folder):
             pass
     return run.result

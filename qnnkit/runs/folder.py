@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, device, layers, plots, recipes, stats, workspace
+from qnnkit.checkpoint.mirror import visible
 from qnnkit.recipes import Recipe
 from qnnkit.runs import rows
 from qnnkit.runs.lock import keep_mirrored
@@ -20,6 +22,10 @@ from qnnkit.settings import MAIN_NETS, PLACEMENT, Recorded, Settings, digest_of
 
 if TYPE_CHECKING:
     from qnnkit.data import Splits
+
+
+MODELS = ("pretrained", "tokenizer")
+"""Settings that name a folder or a model of the Hub."""
 
 
 @dataclass(frozen=True)
@@ -115,16 +121,28 @@ class Run:
         """The data (with the split of the first seed), checked against those the run was trained on.
 
         Raises:
-            ValueError, OSError: The data cannot be used, or have changed.
+            ValueError, OSError: The data cannot be used, or they or the files of `MODELS` have changed.
         """
         splits, trained_on = self._load(self.config.seed), self.provenance.get("data")
-        if trained_on not in (None, splits.fingerprint()):
-            place = getattr(self.config, "data_dir", None) or splits.name
+        others = [] if trained_on in (None, splits.fingerprint()) else ["data_dir"]
+        others += [name for name in MODELS if self.has_model(name) is False]
+        if others:
+            place = getattr(self.config, others[0], None) or splits.name
             raise ValueError(
                 f"Run folder `{self.folder}` was trained on other data than `{place}` holds now: its files "
                 "or split have changed. Restore them, or use another run_dir; in a batch, rename the folder."
             )
         return splits
+
+    def models(self) -> dict[str, str | None]:
+        """Digests of the folders in `pretrained` and `tokenizer`, by setting; None for another name."""
+        names = [name for name in MODELS if name in self.config.places()]
+        return {name: _hash_of(Path(str(getattr(self.config, name)))) for name in names}
+
+    def has_model(self, name: str) -> bool | None:
+        """Whether a setting leads to the files with which the run began; None if that is unknown."""
+        before, now = (digests.get(name) for digests in (self.provenance.get("models", {}), self.models()))
+        return None if None in (before, now) else before == now
 
     @cached_property
     def task(self) -> Any:
@@ -167,6 +185,22 @@ class Run:
         text = without_places(json.dumps(self.provenance | facts, indent=2, allow_nan=False))
         workspace.write_bytes(self.folder / "provenance.json", f"{text}\n".encode())
         keep_mirrored(self.folder)
+
+
+def _hash_of(folder: Path, block: int = 2**16) -> str | None:
+    """Returns a SHA-256 (hex) of the files in a folder; None if there are none.
+
+    It covers their names and sizes, and 64 evenly spaced blocks of each: reading all weights takes long.
+    """
+    names, digest = sorted(visible(folder)), hashlib.sha256()
+    for name in names:
+        size = (folder / name).stat().st_size
+        digest.update(f"{name} {size}\n".encode())
+        with (folder / name).open("rb") as file:
+            for start in range(0, size, max(size // 64, block)):
+                file.seek(start)
+                digest.update(file.read(block))
+    return digest.hexdigest() if names else None
 
 
 def write_config(run: Run) -> None:
@@ -244,7 +278,7 @@ def resolve(recipe: Recipe | None, given: Mapping[str, Any], begun: Settings | N
         path = values.get(name, kind.model_fields[name].default if begun is None else None)
         if isinstance(path, str | Path):
             place = workspace.data_place(str(path))
-            on_hub = name in ("pretrained", "tokenizer") and not Path(place).is_dir()
+            on_hub = name in MODELS and not Path(place).is_dir()
             values[name] = str(path) if on_hub else place
     if begun is None and recipe is not None:
         config = recipe.settings(**values)

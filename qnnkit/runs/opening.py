@@ -75,7 +75,8 @@ def open_run(
     with alone(folder, "begin", wait=BEGIN):
         if not (folder / "config.json").exists():
             facts = {"data": run.splits.fingerprint(), "nets": run.nets, "given": sorted(given)}
-            facts |= {"score": asdict(run.score), "made_of": run.made_of()}  # readable without the recipe
+            # Readable without the recipe.
+            facts |= {"score": asdict(run.score), "made_of": run.made_of(), "models": run.models()}
             run.note_provenance(**origin(), **facts)
             if run.config.batch_size == "auto":
                 size = placed(run).batch_size
@@ -91,7 +92,8 @@ def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:
     if given.get("batch_size") == "auto" and "batch_size" in rows.facts(folder, "provenance.json"):
         del given["batch_size"]  # it was measured when the run began
     config, where = resolve(None, given, begun), set(PLACEMENT) & given.keys()
-    moved = {name: getattr(config, name) for name in begun.places() if _is_moved(name, begun, config)}
+    run = Run(folder, config)
+    moved = {name: getattr(config, name) for name in begun.places() if _is_moved(name, begun, run)}
     if moved and Run(folder, begun.override(**moved)).splits is not None:  # the same data, elsewhere
         begun, where = begun.override(**moved), where | moved.keys()
     difference = begun.difference(config)
@@ -101,15 +103,20 @@ def _resume(folder: Path, begun: Settings, given: dict[str, Any]) -> Run:
         pairs = [f"{name}: {old!r} in the folder, {new!r} now" for name, (old, new) in difference.items()]
         fault = f"Run folder `{folder}` holds another experiment ({', '.join(pairs)})."
         raise ValueError(f"{fault} Use another run_dir, or the settings it began with.")
-    workspace.make_folder(folder)
-    _keep(Run(folder, config), where)
-    return Run(folder, config)
+    if not (folder / "result.json").exists():  # a finished run may be in a folder that is read-only
+        workspace.make_folder(folder)
+    _keep(run, where)
+    return run
 
 
-def _is_moved(name: str, begun: Settings, config: Settings) -> bool:
-    """Whether a changed path may be the same files elsewhere: data have a fingerprint, others only a name."""
-    one, other = (str(getattr(settings, name)) for settings in (begun, config))
-    return one != other and (name == "data_dir" or Path(one).name == Path(other).name)
+def _is_moved(name: str, begun: Settings, run: Run) -> bool:
+    """Whether a changed path leads to the same files elsewhere; `Run.splits` compares data."""
+    one, other = (str(getattr(settings, name)) for settings in (begun, run.config))
+    same = one != other and (name == "data_dir" or run.has_model(name))
+    if same is None and (same := Path(one).name == Path(other).name):
+        sentence = f"`{name}` is now `{other}`, not `{one}`; qnnkit cannot check that both hold the same."
+        warnings.warn(sentence, stacklevel=4)
+    return same
 
 
 def _keep(run: Run, names: Collection[str]) -> None:

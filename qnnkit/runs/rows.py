@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qnnkit import checks, workspace
+from qnnkit.settings import COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +23,7 @@ NUMBERS |= {"test": ("quantum", "classical", "frozen")}
 """Numbers that a row of metrics.jsonl must have, by event."""
 FACTS: dict[str, Any] = dict.fromkeys(("nets", "given"), list | None)
 FACTS |= dict.fromkeys(("score", "samples"), dict | None)
-FACTS |= {"trained": dict, "data": str | None, "commit": str | None}
+FACTS |= {"trained": dict, "models": dict, "data": str | None, "commit": str | None}
 KINDS: dict[str, Any] = {
     "config.json": dict.fromkeys(("seed", "n_seeds", "epochs"), int), "provenance.json": FACTS,
     "result.json": {"nets": object}, "batch.json": {"runs": list}, "failed.json": {"state": str},
@@ -158,9 +159,8 @@ def frame(runs: Any, event: str = "test", settings: Iterable[str] = ()) -> pd.Da
     if len(places) == 1:
         checks.folder("runs", places[0], "Give the folder of a run.")
     files = [(facts(place, "config.json"), facts(place, "provenance.json")) for place in places]
-    names = dict.fromkeys(name for _, provenance in files for name in provenance.get("given") or ())
-    names |= dict.fromkeys(settings)
-    names = [name for name in names if name not in ("folder", "run", "n_train")]  # columns of another meaning
+    given = [name for _, provenance in files for name in provenance.get("given") or ()]
+    names = [name for name in dict.fromkeys([*given, *settings]) if name not in COLUMNS]
     table: list[dict[str, Any]] = []
     for run, place, (config, provenance) in zip(runs, places, files, strict=True):
         config = run.config.flat() if hasattr(run, "config") else config

@@ -225,7 +225,6 @@ OPTUNA = {"n_trials": 2, "space": {"hidden": [1, 2]}}
 BAD = [
     ("key of the batch", {"gird": {}}), ("name", {"name": None}), ("name", {"name": "../b"}),
     ("recipe", {"recipe": ["digits_quanv", "digit_quanv"]}), ("seeds.0", {"seeds": [-1]}),
-    ("pretrained", {"recipe": "text_adapter", "grid": {"epochs": [1]}}),
     ("recipe", {"settings": {"recipe": "folder_quanv"}}), ("setting", {"runs": [{"epocs": 1}]}),
     ("grid.epochs", {"grid": {"epochs": []}}), ("grid.image_size.0", {"grid": {"image_size": [None]}}),
     ("epochs", {"grid": {"epochs": [1, 0]}}), ("backend", {"grid": {"backend": ["batched"]}}),

@@ -19,6 +19,7 @@ from qnnkit import cli
 from qnnkit.data import load, places, sample_files
 from qnnkit.data.pieces import collect
 from qnnkit.data.text import SUFFIXES, documents
+from tests.same import raises
 from tests.toys import fill, no_workspace, noise, pack, put, refused, write
 
 
@@ -91,6 +92,11 @@ def test_images_are_read_once_and_cached_in_one_file(tmp_path, monkeypatch):
     for damaged in (tmp_path / "home" / "datasets").glob("*.safetensors"):
         damaged.write_bytes(damaged.read_bytes()[:500])
     assert [n_read(), n_read()] == [21, 0]
+    monkeypatch.setattr(places.Place, "read", raises(OSError(5, "Input/output error")))  # it may pass
+    with pytest.raises(OSError, match="Input/output error"):
+        load("class_folder", root=root, image_size=5)
+    with pytest.raises(OSError, match="Input/output error"):
+        collect(fill(tmp_path / "music", ["a.mid"]))
 
 
 # --- addresses and Drive ------------------------------------------------------------------------------------

@@ -112,7 +112,6 @@ def test_items_in_two_splits_are_reported(tmp_path: Path, kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("argument", "n", "options"),
     [
-        ("root", 9, {"root": "nowhere"}),
         ("root", 2, {}),
         ("test_fraction", 9, {"test_fraction": 0.0}),
         ("test_fraction", 9, {"validation_fraction": 0.5, "test_fraction": 0.5}),

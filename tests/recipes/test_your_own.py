@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from qnnkit import cli, report, runs
 from tests import forked
-from tests.toys import trained
+from tests.toys import trained, write
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "your_own.md").read_text()
@@ -93,12 +93,12 @@ def test_a_recipe_in_a_notebook_cell(home: Path) -> None:
     assert all(f"def {name}(" in source for name in ("load", "build", "task", "circuit"))
 
 
-def test_a_path_setting_is_relative_to_the_workspace_and_moves_with_it(
-    home: Path, monkeypatch, tmp_path
-) -> None:
-    text = RECIPE.replace("    n_seeds: int = 3\n", '    n_seeds: int = 3\n    table: Path = "waves.csv"\n')
+def test_a_path_is_in_the_workspace_and_a_model_is_its_files(home: Path, monkeypatch, tmp_path) -> None:
+    paths = '    n_seeds: int = 3\n    table: Path = "waves.csv"\n    pretrained: Path = "base"\n'
+    text = RECIPE.replace("    n_seeds: int = 3\n", paths)
     text = text.replace("np.linspace(-1, 1, 240)", "np.loadtxt(settings.table)")
-    (home / "mine.py").write_text(f"from pathlib import Path\n{text}")
+    models = {"base/weights": "one", "copy/weights": "one", "other/base/weights": "two"}
+    write(home, {"mine.py": f"from pathlib import Path\n{text}", **models})
     np.savetxt(home / "waves.csv", np.linspace(-1, 1, 90))
     monkeypatch.chdir("/")
     run = runs.open_run("runs/one", "mine.py", controls=[], **TINY)
@@ -110,9 +110,15 @@ def test_a_path_setting_is_relative_to_the_workspace_and_moves_with_it(
     again = runs.open_run("runs/one", str(moved / "mine.py"))
     assert again.config.table == moved / "waves.csv"
     assert [final["test_r2"] for final in runs.train_all(again)] == [first["test_r2"]]
-    np.savetxt(moved / "other.csv", np.linspace(-1, 2, 90))
-    with pytest.raises(ValueError, match=r"holds another experiment \(table: .*other\.csv"):
-        runs.open_run("runs/one", str(moved / "mine.py"), table="other.csv")
+    for name, place in (("table", "other.csv"), ("pretrained", "other/base")):
+        with pytest.raises(ValueError, match=rf"holds another experiment \({name}: .*{place}"):
+            runs.open_run("runs/one", **{name: place})
+    assert runs.open_run("runs/one", pretrained="copy").config.pretrained == moved / "copy"
+    write(moved, {"copy/weights": "two"})
+    with pytest.raises(ValueError, match=r"was trained on other data than `.*/copy` holds now"):
+        _ = runs.open_run("runs/one").splits
+    with pytest.warns(UserWarning, match="cannot check that both hold the same"):
+        runs.open_run("runs/one", pretrained="hub/copy")
 
 
 SHOWN = """

@@ -165,11 +165,12 @@ def test_an_extended_seed_is_another_model(space):
 
 def test_recipes_of_one_name_are_two_models_and_seeds_in_separate_runs_are_one(space):
     for id_, seed in {"a": 0, "b": 0, "c": 1, "again": 1}.items():
-        recipe = "cnn" if id_ == "b" else "digits_quanv"
-        space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, recipe=recipe, name="net", seed=seed)
+        options = {"recipe": "cnn" if id_ == "b" else "digits_quanv", "data": "one" if seed else "other"}
+        space.write(id_, {"hybrid": [0.9], "classical": [0.8]}, name="net", seed=seed, **options)
         space.runs[-1]["settings"]["seed"] = seed
-    frame = space.read().frame
-    assert frame.groupby("model", sort=False)["run"].unique().map(list).tolist() == [["a", "c"], ["b"]]
+    study = space.read()
+    assert study.frame.groupby("model", sort=False)["run"].unique().map(list).tolist() == [["a", "c"], ["b"]]
+    assert study.notes[-1].endswith(f"data (their fingerprints differ): {study.frame['model'].iloc[0]}.")
 
 
 # --- contents ----------------------------------------------------------------------------------------------

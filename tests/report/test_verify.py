@@ -5,11 +5,13 @@ import subprocess
 
 import nbformat
 import pytest
+from typer.testing import CliRunner
 
-from qnnkit import report, runs
+from qnnkit import cli, report, runs
 from qnnkit.report.verify import verify
 from qnnkit.runs import rows
 from tests.showing import log_test
+from tests.toys import closed
 
 CHECKPOINT = "checkpoints/hybrid-seed0/checkpoint"
 TAKEN = [
@@ -58,6 +60,12 @@ def test_later_files_and_a_move_are_no_damage(finished, tmp_path):
     (moved / rows.SUMS).unlink()
     with pytest.raises(ValueError, match="`run_dir` must hold SHA256SUMS"):
         checked(moved)
+
+
+def test_a_folder_that_is_read_only(reported):
+    with closed(lambda folder: shutil.copytree(reported, folder, dirs_exist_ok=True)) as folder:
+        done = CliRunner().invoke(cli.app, ["report", "--verify", str(folder)])
+    assert done.exit_code == 0 and done.output.count(": OK") == len(TAKEN) + 1, done.exception
 
 
 @pytest.mark.parametrize("name", [None, CHECKPOINT, "metrics.jsonl", "config.json", "report.html"])

@@ -118,7 +118,6 @@ def test_a_run_of_another_machine_opens_but_not_on_missing_devices(tiny):
         ("digits_quanv", {"controls": ["classical_trained"]}, "control"),  # for circuits that are not trained
         ("cnn", {"dataset": "digits", "controls": ["classical"]}, "control"),
         ("digits_quanv", {"net_settings": ["clasicl.learning_rate=0.5"]}, "net in net_settings"),
-        ("digits_quanv", {"device": "gpu"}, "device"),
         ("digits_quanv", {"precision": "float16", "device": "cpu"}, "precision"),
         ("folder_quanv", {}, "data_dir"),
         ("digits_quanv", {"trackers": ["tensorbord"]}, "tracker"),
