@@ -25,8 +25,8 @@ from qnnkit.workspace import draft_of, writing
 FORMAT = 3
 NAME = re.compile(r"checkpoint-(\d{6,})-([0-9a-f]{16})\.safetensors")
 """Pattern of file names: a number, and the first 16 hexadecimal digits of the file's SHA-256."""
-
-
+GONE = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+"""Error numbers of a file that is not there."""
 Packed = tuple[Any, dict[str, Tensor]]
 """A state as JSON, and its tensors by name."""
 
@@ -73,8 +73,8 @@ def read(path: Path) -> dict[str, Any]:
     """The state that was passed to `write`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file does not match its name, or is not a checkpoint.
+        ValueError: There is no such file, it does not match its name, or it is not a checkpoint.
+        OSError: It cannot be read, which may pass: a newer checkpoint must not replace it.
     """
     named = NAME.fullmatch(path.name)
     try:
@@ -83,9 +83,10 @@ def read(path: Path) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["qnnkit"])
             return {**_unpacked(header["state"], file.get_tensor)}
-    except OSError:
-        raise
     except Exception as error:  # a crafted header can raise anything
+        if isinstance(error, OSError) and error.errno not in GONE:
+            step = "Run the same command again; delete it only if it stays unreadable."
+            raise OSError(error.errno, f"Cannot read `{path}` ({error.strerror}). {step}") from None
         raise ValueError(f"Checkpoint `{path}` is damaged ({error or type(error).__name__}).") from None
 
 

@@ -87,6 +87,7 @@ class Store:
 
         Raises:
             ValueError: There are intact states, but all are of another training, or `load` rejects them.
+            OSError: A file cannot be read; training must not resume without it, because that may pass.
         """
         names, content, wrong = self._names(), None, list[Exception]()
         name = best = ""
@@ -95,13 +96,13 @@ class Store:
                 content = self._read(name, load)
                 best = str(content.get("best") or name)
                 break
-            except (ValueError, OSError) as error:
+            except ValueError as error:
                 wrong.append(error)
         problem, self.best_lost = " ".join(map(str, wrong)), False
         try:
             if content and best != name:
                 self._read(best)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             best, self.best_lost = name, True
             problem += f"{error} The weights of the best epoch are lost; those of `{name}` count instead."
         if problem and self._names() != names:  # files were written in the meantime

@@ -19,7 +19,7 @@ from torch import nn
 
 from qnnkit import checkpoint
 from qnnkit.checkpoint import Store, file, weights
-from tests.same import from_seed, same
+from tests.same import from_seed, raises, same
 from tests.toys import damage, disk_order, room_for
 
 IDENTITY = {"net": "hybrid", "seed": 0}
@@ -243,6 +243,12 @@ def test_an_empty_folder(tmp_path):
     assert restored(tmp_path) is None and restored(tmp_path / "none") is None
     with pytest.raises(FileNotFoundError, match="has no intact checkpoint"):
         best_of(tmp_path)
+
+
+def test_a_disk_that_fails_for_a_while_costs_no_checkpoint(saved, monkeypatch):
+    monkeypatch.setattr(file, "hash_of", raises(OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Cannot read .* Run the same command again"):
+        restored(saved)
 
 
 def harm(folder, how, *steps):
