@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from qnnkit import checks, stats
 from qnnkit.layers import QuantumLayer, evaluating
 from qnnkit.settings import Settings
-from qnnkit.simulator import EXACT_DEVICES, diagonal
+from qnnkit.simulator import EXACT_DEVICES, diagonal, results_of
 
 MOST_WIRES = 10
 """Most wires for `default.mixed`: a density matrix then takes 16 MiB; with two more wires, 256 MiB."""
@@ -121,10 +121,6 @@ def _depolarized(qnode: qp.QNode, probability: float) -> Any:
     return qp.add_noise(qnode, qp.NoiseModel({qp.BooleanFn(_is_gate): after}), level="device")
 
 
-def _misread(qnode: qp.QNode, probability: float) -> Any:
-    return _read_wrongly(qnode, probability, qnode.device)
-
-
 def _mixed(layer: QuantumLayer, diff_method: str | None = None) -> qp.QNode:
     device = qp.device("default.mixed", wires=layer.qnode.device.wires, seed=0)  # no shots: unused
     return layer.qnode.update(device=device, diff_method=diff_method)
@@ -138,15 +134,19 @@ def _is_gate(operation: Any) -> bool:
 def _read_wrongly(tape: Any, probability: float, device: Any) -> Any:
     """Adds bit flips to measured wires after the change of basis; default.mixed's own come before it."""
     (groups, together), tapes = diagonal(tape, device), []
-    for exact, measurements in groups:
-        wires = {wire for part in measurements for wire in (part.wires or exact.wires)}
-        flips = [qp.BitFlip(probability, wires=wire) for wire in sorted(wires, key=str)]
-        bare = [m if m.obs is None else type(m)(None, m.wires, m.eigvals()) for m in measurements]
-        tapes.append(exact.copy(operations=[*exact.operations, *flips], measurements=bare))
-    return tapes, together
+    for exact, _ in groups:
+        flips = [qp.BitFlip(probability, wires=wire) for wire in exact.measurements[0].wires]
+        tapes.append(exact.copy(operations=[*exact.operations, *flips]))
+
+    def finish(results: Any) -> Any:
+        wires = [tuple(exact.measurements[0].wires) for exact, _ in groups]
+        pairs = zip(map(torch.as_tensor, results), groups, wires, strict=True)
+        return together([results_of(values, wanted, on) for values, (_, wanted), on in pairs])
+
+    return tapes, finish
 
 
-NOISY = {"depolarizing": _depolarized, "readout": _misread}
+NOISY = {"depolarizing": _depolarized, "readout": lambda qnode, p: _read_wrongly(qnode, p, qnode.device)}
 """Function that adds each kind of noise to a QNode."""
 
 

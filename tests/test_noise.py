@@ -190,8 +190,7 @@ def test_a_fake_device_gives_every_measurement_in_order_and_repeats_itself():
         qp.RY(inputs[..., 0], wires=1)
         qp.CNOT(wires=[1, 0])
         qp.RX(weights[0], wires=1)
-        flip = qp.Hermitian([[0, 1], [1, 0]], 1)
-        return [qp.expval(qp.Z(0)), qp.expval(flip), qp.probs(wires=[0, 1])]
+        return [qp.expval(qp.Z(0)), qp.expval(qp.Hermitian([[0, 1], [1, 0]], 1)), qp.probs(wires=[0, 1])]
 
     model, inputs = net_of(circuit, 2, start=0.3), torch.tensor([[0.0], [1.5], [math.pi]])
     exact = model.layer(inputs).detach().double()
@@ -226,11 +225,20 @@ def test_training_noise_shrinks_values_and_gradients_alike():
     assert "default.mixed, all samples at once" in model.layer.explain()
 
 
-@pytest.mark.parametrize("own", [{}, {"circuit": "random", "embedding": "amplitude"}])
+def of_ones_own(model, shots, noise):
+    """As if a recipe had set shots itself, on a device with a seed."""
+    for layer in model.quanv.filters:
+        device = qp.device("default.qubit", wires=4, seed=3)
+        layer.qnode = qp.set_shots(layer.qnode.update(device=device), shots)
+
+
+@pytest.mark.parametrize("put", [noise.put, of_ones_own])
 @own_generators()  # counting the circuits runs them
-def test_a_stopped_training_with_shots_ends_like_an_uninterrupted_one(own, pictures, tmp_path):
+def test_a_stopped_training_with_shots_ends_like_an_uninterrupted_one(put, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "put", put)
     small = {"epochs": 2, "n_seeds": 1, "controls": [], "stride": 4, "image_size": 6, "shots": 20}
-    small |= {"data_dir": str(pictures), "n_layers": 1, "hidden": 2, "batch_size": 4, "threads": 1} | own
+    small |= {"data_dir": str(pictures), "n_layers": 1, "hidden": 2, "batch_size": 4, "threads": 1}
+    small |= {} if put is of_ones_own else {"circuit": "random", "embedding": "amplitude"}
     straight, stopped = (runs.open_run(tmp_path / name, "folder_quanv", **small) for name in "ab")
     with pytest.raises(ZeroDivisionError):
         runs.train_all(stopped, on_row=each_epoch(lambda row: 1 / 0))

@@ -80,10 +80,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
         backend: str = "auto",
     ):
         checks.choice("backend", backend, BACKENDS)
-        if qnode.interface not in ("auto", "torch"):
-            rule, step = "have interface='torch' or 'auto'", "Write qp.QNode(..., interface='torch')."
-            reason = f"Invalid interface '{qnode.interface}' for TorchLayer. "
-            raise ValueError(reason + checks.message("qnode", rule, f"interface='{qnode.interface}'", step))
         super().__init__(_moved(qnode, backend), dict(weight_shapes), init_method)  # pyright: ignore[reportArgumentType]
         self.wanted_backend = backend
         self._programs: Programs | None = None
@@ -187,9 +183,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         is_complex = outputs.is_complex()
         n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim else 0
         n_outputs = None if is_complex or outputs.ndim > inputs.ndim else n_outputs
-        seen = n_features, n_outputs, inputs.dtype, inputs.ndim > 1
-        if (self.n_features, self.n_outputs, self.input_dtype, self.takes_batches) != seen:
-            self.n_features, self.n_outputs, self.input_dtype, self.takes_batches = seen
+        seen = {"n_features": n_features, "n_outputs": n_outputs, "input_dtype": inputs.dtype}
+        vars(self).update(seen, takes_batches=inputs.ndim > 1)
         return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)
 
     def _measured(self, inputs: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:

@@ -237,7 +237,6 @@ lightning(device=on(3, "lightning.qubit"), dtype=torch.float32): scale * x | sca
 templates_inverted_and_controlled: x; w; expvals(qp.adjoint(qp.BasicEntanglerLayers)(w[None], range(3)), \
 qp.ctrl(qp.AngleEmbedding, 2)(x[..., :2], range(2)), qp.pow(qp.RX(w[0], 0), 3))
 phase_estimation: x; w; expvals(qp.QuantumPhaseEstimation(qp.RZ(w[0], 0), estimation_wires=[1, 2]))
-gates_in_a_loop: x; w; expvals(qp.for_loop(0, 3, 1)(lambda i: last(qp.RY(w[i], i), None))())
 weights_of_a_net(outside=[*net.parameters()], before=tie(lambda call: net(tensor))): sum(items) * x
 weights_of_another_shape(before=tie(lambda call: torch.ones(3 + call).double())): x
 sample_that_is_not_a_number(layout=lambda x: x.index_fill(0, torch.tensor(1), torch.nan)): x
@@ -252,11 +251,9 @@ transform_appended(transform=lambda q: state.update(q=q) or q): x | state["q"].c
 qp.transform(lambda t: ([t.copy(ops=[*t.operations, qp.RX(scale, 0)])], lambda rs: rs[0]))) | scale = VALUE
 wires_of_values(rows=SAMPLE): x; w; expvals(qp.RX(w[0], int(3 * x[0]) % 3))
 values_by_wire(shapes={"weights": (2,)}, rows=((5,),)): x; w[[0, 1, 1]]; expvals(*map(qp.RX, x.T, range(3)))
-phases_of_features: x; w; expvals(qp.PauliRot(x[..., 0], "XYZ", range(3)), qp.IsingXY(w[0], [0, 1]))
 one_value_is_another(layout=lambda x: x.index_fill(-1, torch.tensor(0), 0.5)): x + (x == 0.5)
 bends_and_steps(scale=1e3): abs(x - 500) % 700 / 9
-conditions_on_values: x; w; expvals(qp.cond(w[0] > 0.5, qp.RX, qp.RY)(w[1], wires=0))
-observable_of_a_feature(rows=SAMPLE, layout=Tensor.detach): x; w; qp.expval(x[0] * qp.Z(0))
+observable_of_a_feature(rows=SAMPLE, layout=Tensor.detach): x; w; qp.expval(qp.Hamiltonian([x[0]], [qp.Z(0)]))
 == device
 gates_without_a_seed(before=roll): x; w; expvals(put(np.random, "default_rng", lambda seed: numbers), \
 qp.adjoint(qp.RandomLayers(w[None], range(3), seed=None)))

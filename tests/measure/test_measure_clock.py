@@ -212,6 +212,9 @@ class Slow(torch.autograd.Function):
 
 
 class SlowCircuit(QuantumLayer):
+    def __call__(self, inputs):
+        return super().__call__(inputs=inputs)
+
     def forward(self, inputs):
         return Slow.apply(super().forward(inputs), "quantum")
 
@@ -221,17 +224,10 @@ class Reader(nn.Module):
         return Slow.apply(values, "classical")
 
 
-class Net(nn.Sequential):
-    def forward(self, values):
-        for part in self:
-            values = part(inputs=values) if isinstance(part, QuantumLayer) else part(values)
-        return values
-
-
 def net(before: nn.Module, uses: int) -> nn.Module:
     """Circuits on the inputs, or on the outputs of a classical layer, each with a classical reader."""
     circuit = shipped(n_qubits=2, n_layers=1, kind=SlowCircuit)
-    return Net(before, *[circuit, Reader()] * uses)
+    return nn.Sequential(before, *[circuit, Reader()] * uses)
 
 
 INPUTS, LABELS = torch.linspace(0, 3, 8).reshape(4, 2), torch.tensor([0, 1, 0, 1])
