@@ -253,7 +253,6 @@ wires_of_values(rows=SAMPLE): x; w; expvals(qp.RX(w[0], int(3 * x[0]) % 3))
 values_by_wire(shapes={"weights": (2,)}, rows=((5,),)): x; w[[0, 1, 1]]; expvals(*map(qp.RX, x.T, range(3)))
 one_value_is_another(layout=lambda x: x.index_fill(-1, torch.tensor(0), 0.5)): x + (x == 0.5)
 bends_and_steps(scale=1e3): abs(x - 500) % 700 / 9
-observable_of_a_feature(rows=SAMPLE, layout=Tensor.detach): x; w; qp.expval(qp.Hamiltonian([x[0]], [qp.Z(0)]))
 == device
 gates_without_a_seed(before=roll): x; w; expvals(put(np.random, "default_rng", lambda seed: numbers), \
 qp.adjoint(qp.RandomLayers(w[None], range(3), seed=None)))
