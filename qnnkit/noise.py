@@ -139,9 +139,8 @@ def _read_wrongly(tape: Any, probability: float, device: Any) -> Any:
         tapes.append(exact.copy(operations=[*exact.operations, *flips]))
 
     def finish(results: Any) -> Any:
-        wires = [tuple(exact.measurements[0].wires) for exact, _ in groups]
-        pairs = zip(map(torch.as_tensor, results), groups, wires, strict=True)
-        return together([results_of(values, wanted, on) for values, (_, wanted), on in pairs])
+        pairs = zip(map(torch.as_tensor, results), groups, strict=True)
+        return together([results_of(p, wanted, exact.measurements[0].wires) for p, (exact, wanted) in pairs])
 
     return tapes, finish
 

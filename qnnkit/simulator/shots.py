@@ -63,7 +63,7 @@ def diagonal(tape: Any, device: Any) -> tuple[list[tuple[Any, Any]], Callable[[A
     return groups, finish
 
 
-def results_of(values: Tensor, measurements: Sequence[Any], wires: tuple[Any, ...]) -> Any:
+def results_of(values: Tensor, measurements: Sequence[Any], wires: Sequence[Any]) -> Any:
     """The results of diagonal measurements, from probabilities of all basis states of the wires."""
     results = []
     for each in measurements:
