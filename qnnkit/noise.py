@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from qnnkit import checks, stats
 from qnnkit.layers import QuantumLayer, evaluating
 from qnnkit.settings import Settings
-from qnnkit.simulator import EXACT_DEVICES
+from qnnkit.simulator import EXACT_DEVICES, NotFusable, diagonal, results_of
 
 MOST_WIRES = 10
 """Most wires for `default.mixed`: a density matrix then takes 16 MiB; with two more wires, 256 MiB."""
@@ -121,10 +121,6 @@ def _depolarized(qnode: qp.QNode, probability: float) -> Any:
     return qp.add_noise(qnode, qp.NoiseModel({qp.BooleanFn(_is_gate): after}), level="device")
 
 
-def _misread(qnode: qp.QNode, probability: float) -> Any:
-    return _read_wrongly(qp.transforms.split_non_commuting(qnode), probability)
-
-
 def _mixed(layer: QuantumLayer, diff_method: str | None = None) -> qp.QNode:
     device = qp.device("default.mixed", wires=layer.qnode.device.wires, seed=0)  # no shots: unused
     return layer.qnode.update(device=device, diff_method=diff_method)
@@ -134,16 +130,31 @@ def _is_gate(operation: Any) -> bool:
     return bool(operation.wires) and not isinstance(operation, qp.Barrier | qp.Snapshot | qp.Identity)
 
 
+def _diagonal(tape: Any, device: Any) -> Any:
+    """What `simulator.diagonal` returns, with an error for users."""
+    try:
+        return diagonal(tape, device)
+    except NotFusable as reason:
+        rule, step = "measure expectation values, variances or probabilities", "Omit this noise."
+        raise NotImplementedError(checks.message("qnode", rule, f"a circuit where {reason}", step)) from None
+
+
 @qp.transform
-def _read_wrongly(tape: Any, probability: float) -> Any:
+def _read_wrongly(tape: Any, probability: float, device: Any) -> Any:
     """Adds bit flips to measured wires after the change of basis; default.mixed's own come before it."""
-    [tape], _ = qp.transforms.diagonalize_measurements(tape)
-    wires = {wire for part in tape.measurements for wire in (part.wires or tape.wires)}
-    flips = [qp.BitFlip(probability, wires=wire) for wire in sorted(wires, key=str)]
-    return [tape.copy(operations=[*tape.operations, *flips])], lambda results: results[0]
+    (groups, together), tapes = _diagonal(tape, device), []
+    for exact, _ in groups:
+        flips = [qp.BitFlip(probability, wires=wire) for wire in exact.measurements[0].wires]
+        tapes.append(exact.copy(operations=[*exact.operations, *flips]))
+
+    def finish(results: Any) -> Any:
+        pairs = zip(map(torch.as_tensor, results), groups, strict=True)
+        return together([results_of(p, wanted, exact.measurements[0].wires) for p, (exact, wanted) in pairs])
+
+    return tapes, finish
 
 
-NOISY = {"depolarizing": _depolarized, "readout": _misread}
+NOISY = {"depolarizing": _depolarized, "readout": lambda qnode, p: _read_wrongly(qnode, p, qnode.device)}
 """Function that adds each kind of noise to a QNode."""
 
 
@@ -223,16 +234,15 @@ class _OnDevice:
 
     def __call__(self, **arguments: Any) -> Any:
         tape = qp.workflow.construct_tape(self.layer.qnode, level="user")(**arguments)
-        tapes, together = qp.transforms.split_non_commuting(tape)
-        return together([self._measured(each) for each in tapes])
+        groups, together = _diagonal(tape, self.layer.qnode.device)
+        return together([self._measured(*group) for group in groups])
 
-    def _measured(self, tape: Any) -> Any:
+    def _measured(self, tape: Any, measurements: Any) -> Any:
         from qiskit import QuantumCircuit, transpile  # pyright: ignore  # an extra
         from qiskit.circuit import ParameterVector  # pyright: ignore
         from qiskit_ibm_runtime import SamplerV2  # pyright: ignore
 
         n, wires = tape.batch_size or 1, tape.wires.tolist()
-        [tape], _ = qp.transforms.diagonalize_measurements(tape)
         [tape], _ = qp.transforms.decompose(tape, gate_set={*GATES, "GlobalPhase"})
         gates = [gate for gate in tape.operations if gate.name in GATES]
         angles = [np.broadcast_to(np.asarray(angle), n) for gate in gates for angle in gate.data]
@@ -246,7 +256,7 @@ class _OnDevice:
         sampler.options.simulator.seed_simulator = self.seed + 1  # 0 counts as none
         job = sampler.run([(compiled, np.stack(angles, axis=-1), self.shots)])
         bits = job.result()[0].data.c.to_bool_array(order="little").astype(int)  # (batch, shots, wires)
-        results = [part.process_samples(bits, wire_order=qp.wires.Wires(wires)) for part in tape.measurements]
+        results = [part.process_samples(bits, wire_order=qp.wires.Wires(wires)) for part in measurements]
         return tuple(results) if len(results) > 1 else results[0]
 
 
@@ -257,11 +267,11 @@ def _as_it_is(net: Net) -> tuple[dict[QuantumLayer, Tensor], dict[str, Any]]:
     """Each layer that ran, with the first row of its inputs; and the result of the unchanged net."""
     first: dict[QuantumLayer, Tensor] = {}
 
-    def look(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+    def look(layer: Any, inputs: Tensor, outputs: Tensor) -> None:
         if outputs.is_complex() or vars(torch._C)["_functorch"].is_batchedtensor(outputs):
             value, step = "a circuit of a state, or in vmap", "Measure expectations, on a batch of inputs."
             raise ValueError(checks.message("model", "measure numbers, outside torch.vmap", value, step))
-        first.setdefault(layer, inputs[0].detach().reshape(-1, inputs[0].shape[-1])[:1])
+        first.setdefault(layer, inputs.detach().reshape(-1, inputs.shape[-1])[:1])
 
     row = _run(net, "exact", None, dict.fromkeys(_layers(net[0]), look))
     if not first:
@@ -274,8 +284,8 @@ def _under(net: Net, condition: str, strength: float, qnodes: dict[QuantumLayer,
     """The result of the net with these QNodes in its layers."""
     changes: list[Tensor] = []
 
-    def exchange(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
-        values = _evaluate(layer, qnodes[layer], inputs[0]).reshape(outputs.shape)
+    def exchange(layer: Any, inputs: Tensor, outputs: Tensor) -> Tensor:
+        values = _evaluate(layer, qnodes[layer], inputs).reshape(outputs.shape)
         changes.append((values - outputs.cpu().double()).abs().flatten())
         return values.to(outputs)
 
@@ -289,7 +299,8 @@ def _run(net: Net, condition: str, strength: float | None, hooks: dict[QuantumLa
     start, weight = time.perf_counter(), next(model.parameters(), images)
     with contextlib.ExitStack() as stack, evaluating(model):
         for layer, hook in hooks.items():
-            stack.enter_context(layer.register_forward_hook(hook))
+            named = lambda layer, x, kwargs, y, hook=hook: hook(layer, *x, *kwargs.values(), y)  # noqa: E731
+            stack.enter_context(layer.register_forward_hook(named, with_kwargs=True))
         logits = torch.cat([model(part.to(weight.device)).cpu() for part in images.split(IMAGES)])
     n, right = len(labels), int((logits.argmax(-1) == labels.cpu()).sum())
     low, high = stats.clopper_pearson(right, n)

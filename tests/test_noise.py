@@ -32,7 +32,7 @@ class Seen(nn.Module):
         self.layer = layer
 
     def forward(self, inputs):
-        values = self.layer(inputs)
+        values = self.layer(inputs=inputs)
         SEEN[0] = values.detach().double()
         return torch.stack([values[..., 0], -values[..., 0]], dim=-1)
 
@@ -82,16 +82,19 @@ def test_depolarizing_acts_once_per_gate_and_wire_and_readout_in_every_basis(p):
     def circuit(inputs, weights):
         qp.AngleEmbedding(inputs, wires=(0, 1), rotation="Y")
         qp.CNOT(wires=(0, 1))
-        return [qp.expval(qp.Z(0)), qp.expval(qp.Z(1)), qp.expval(qp.X(1)), qp.expval(qp.Z(0) @ qp.Z(1))]
+        observables = qp.Z(0), qp.Z(1), qp.X(1), qp.Z(0) @ qp.Z(1), qp.Hermitian([[0, 1], [1, 0]], 1)
+        return [*map(qp.expval, observables), qp.probs()]
 
-    model, inputs, a, b = net_of(circuit, 2), torch.tensor([[0.3, 0.7]]), math.cos(0.3), math.cos(0.7)
-    exact = torch.tensor([a, a * b, math.sin(0.7), b], dtype=torch.float64)
+    model, inputs, a, b = net_of(circuit, 3), torch.tensor([[0.3, 0.7]]), math.cos(0.3), math.cos(0.7)
+    exact = torch.tensor([a, a * b, math.sin(0.7), b, math.sin(0.7)], dtype=torch.float64)
     for condition, factor, powers in (
-        ("depolarizing", 1 - 4 * p / 3, [2, 3, 2, 3]),
-        ("readout", 1 - 2 * p, [1, 1, 1, 2]),
+        ("depolarizing", 1 - 4 * p / 3, [2, 3, 2, 3, 2]),
+        ("readout", 1 - 2 * p, [1, 1, 1, 2, 1]),
     ):
         noisy, shrunk = values_of(model, inputs, **{condition: (p,)}), factor ** torch.tensor(powers)
-        torch.testing.assert_close(noisy[0], shrunk * exact, atol=EXACT, rtol=0)
+        torch.testing.assert_close(noisy[0, :5], shrunk * exact, atol=EXACT, rtol=0)
+        unused = noisy[0, 6::2].sum()  # the probability that a wire without gates is read as 1
+        assert unused == pytest.approx(p * (condition == "readout"), abs=EXACT)
 
 
 # --- nets ---------------------------------------------------------------------------------------------------
@@ -187,7 +190,7 @@ def test_a_fake_device_gives_every_measurement_in_order_and_repeats_itself():
         qp.RY(inputs[..., 0], wires=1)
         qp.CNOT(wires=[1, 0])
         qp.RX(weights[0], wires=1)
-        return [qp.expval(qp.Z(0)), qp.expval(qp.X(1)), qp.probs(wires=[0, 1])]
+        return [qp.expval(qp.Z(0)), qp.expval(qp.Hermitian([[0, 1], [1, 0]], 1)), qp.probs(wires=[0, 1])]
 
     model, inputs = net_of(circuit, 2, start=0.3), torch.tensor([[0.0], [1.5], [math.pi]])
     exact = model.layer(inputs).detach().double()
@@ -222,13 +225,23 @@ def test_training_noise_shrinks_values_and_gradients_alike():
     assert "default.mixed, all samples at once" in model.layer.explain()
 
 
+def of_ones_own(model, shots, noise):
+    """As if a recipe had set shots itself, on a device with a seed."""
+    for layer in model.quanv.filters:
+        device = qp.device("default.qubit", wires=4, seed=3)
+        layer.qnode = qp.set_shots(layer.qnode.update(device=device), shots)
+
+
+@pytest.mark.parametrize("put", [noise.put, of_ones_own])
 @own_generators()  # counting the circuits runs them
-def test_a_stopped_training_with_shots_ends_like_an_uninterrupted_one(pictures, tmp_path):
+def test_a_stopped_training_with_shots_ends_like_an_uninterrupted_one(put, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "put", put)
     small = {"epochs": 2, "n_seeds": 1, "controls": [], "stride": 4, "image_size": 6, "shots": 20}
     small |= {"data_dir": str(pictures), "n_layers": 1, "hidden": 2, "batch_size": 4, "threads": 1}
+    small |= {} if put is of_ones_own else {"circuit": "random", "embedding": "amplitude"}
     straight, stopped = (runs.open_run(tmp_path / name, "folder_quanv", **small) for name in "ab")
     with pytest.raises(ZeroDivisionError):
-        runs.train_all(stopped, on_row=each_epoch(lambda row: 1 / 0))
+        runs.train_all(stopped, on_row=each_epoch(lambda row: 1 / (2 - row["epoch"])))
     [one], [other] = runs.train_all(straight), runs.train_all(runs.open_run(stopped.folder))
     assert one["test_loss"] == other["test_loss"]
     report.finish(straight)

@@ -26,7 +26,7 @@ class Turned(nn.Module):
         self.circuit, self.factor = circuit, factor
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        return self.last(self.factor * self.circuit(self.first(points)))
+        return self.last(self.factor * self.circuit(inputs=self.first(points)))
 
 
 def net(**options) -> Turned:

@@ -42,10 +42,13 @@ def diagnose(model: nn.Module, task: Task, batch: Any) -> list[Fault]:
     trained = [name for name, layer in circuits.items() if _trains(layer).any()]
     seen: dict[nn.Module, list[Tensor]] = {}
     faults, row = [], None
+
+    def look(layer: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        seen.setdefault(layer, []).append(layers.rows_of(*given, *named.values()).detach())
+
     with contextlib.ExitStack() as hooks, layers.evaluating(model):
         for layer in circuits.values():
-            look = lambda layer, given: seen.setdefault(layer, []).append(layers.rows_of(given[0].detach()))  # noqa: E731
-            hooks.enter_context(layer.register_forward_pre_hook(look))
+            hooks.enter_context(layer.register_forward_pre_hook(look, with_kwargs=True))
         try:
             row = on_batch(model, task, batch).rows[0]
         except NotImplementedError as reason:  # PennyLane: a method that cannot differentiate this

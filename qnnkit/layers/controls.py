@@ -297,7 +297,12 @@ def _matched(layer: QuantumLayer, seed: int) -> nn.Sequential:
     n_multiplications = sum(4 * 2 ** (len(wires) + len(gate.wires)) for wires, gate in gates)
     n_hidden = max(1, n_multiplications // (n_features + n_outputs))
     first = seeded_linear(n_features, n_hidden, generator)
-    return nn.Sequential(first, nn.Tanh(), seeded_linear(n_hidden, n_outputs, generator))
+    return _Perceptron(first, nn.Tanh(), seeded_linear(n_hidden, n_outputs, generator))
+
+
+class _Perceptron(nn.Sequential):
+    def forward(self, inputs: Tensor) -> Tensor:  # callers may name the argument, as of a circuit
+        return super().forward(inputs)
 
 
 _MAKE: dict[str, Callable[[QuantumLayer, int], nn.Module]] = {

@@ -103,7 +103,7 @@ def look(model: nn.Module, images: Given, kind: Any, gradients: bool = False) ->
     if modules := [module for module in model.modules() if isinstance(module, kind)]:
         with contextlib.ExitStack() as stack, evaluating(model), torch.set_grad_enabled(gradients):
             for module in modules:
-                hook = module.register_forward_hook(lambda m, x, y: calls.append((m, rows_of(x[0]), y)))
-                stack.enter_context(hook)
+                note = lambda m, x, named, y: calls.append((m, rows_of(*x, *named.values()), y))  # noqa: E731
+                stack.enter_context(module.register_forward_hook(note, with_kwargs=True))
             called(model, images)
     return calls

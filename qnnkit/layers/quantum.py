@@ -42,9 +42,9 @@ class QuantumLayer(qp.qnn.TorchLayer):
             backprop on `default.qubit`, by the adjoint method on `lightning.*`).
 
     Attributes:
-        generator: Generator for a QNode with a finite number of shots; "torch" is torch's own. If None, the
-            layer draws shots only if PennyLane has no gradient (for batches of inputs that require one), with
-            torch's own.
+        generator: Generator for a QNode with a finite number of shots, or of the seed of a device that draws
+            them; "torch" is torch's own, which checkpoints restore. If None, the layer draws shots only if
+            PennyLane has no gradient (for batches of inputs that require one), with torch's own.
         gradient_checkpointing: Whether the backward pass computes states again; default: False.
         n_features: Length of the inputs' last axis in the last call; None before the first.
         n_outputs: Length of the outputs' last axis in the last call; 0: a single value, None: a state.
@@ -82,10 +82,6 @@ class QuantumLayer(qp.qnn.TorchLayer):
         backend: str = "auto",
     ):
         checks.choice("backend", backend, BACKENDS)
-        if qnode.interface not in ("auto", "torch"):
-            rule, step = "have interface='torch' or 'auto'", "Write qp.QNode(..., interface='torch')."
-            reason = f"Invalid interface '{qnode.interface}' for TorchLayer. "
-            raise ValueError(reason + checks.message("qnode", rule, f"interface='{qnode.interface}'", step))
         super().__init__(_moved(qnode, backend), dict(weight_shapes), init_method)  # pyright: ignore[reportArgumentType]
         self.wanted_backend = backend
         self._programs: Programs | None = None
@@ -189,9 +185,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         is_complex = outputs.is_complex()
         n_outputs = outputs.shape[-1] if outputs.ndim == inputs.ndim else 0
         n_outputs = None if is_complex or outputs.ndim > inputs.ndim else n_outputs
-        seen = n_features, n_outputs, inputs.dtype, inputs.ndim > 1
-        if (self.n_features, self.n_outputs, self.input_dtype, self.takes_batches) != seen:
-            self.n_features, self.n_outputs, self.input_dtype, self.takes_batches = seen
+        seen = {"n_features": n_features, "n_outputs": n_outputs, "input_dtype": inputs.dtype}
+        vars(self).update(seen, takes_batches=inputs.ndim > 1)
         return outputs.to(inputs.device, outputs.dtype if is_complex else surrounding)
 
     def _measured(self, inputs: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -234,6 +229,10 @@ class QuantumLayer(qp.qnn.TorchLayer):
     def _on_own_device(self, qnode: qp.QNode, rows: Tensor) -> Tensor:
         """The outputs as TorchLayer computes them."""
         device = self.qnode.device
+        if self.qnode.shots and self.generator is not None and hasattr(device, "_rng"):
+            drawn = None if self.generator == "torch" else self.generator
+            seed, bits = torch.randint(2**31, (), generator=drawn).item(), device._rng.bit_generator
+            bits.state = type(bits)(seed).state
         # MPS has no float64, and lightning reads host memory: both take inputs from the CPU.
         fed = rows if device.name == "default.qubit" and rows.device.type != "mps" else rows.cpu()
         results = qnode(**self._arguments(fed))
@@ -297,8 +296,8 @@ class QuantumLayer(qp.qnn.TorchLayer):
         layer = QuantumLayer(qnode, shapes, start, backend=backend or self.wanted_backend)
         for name, weight in weights.items():
             layer.qnode_weights[name].requires_grad_(weight.requires_grad)
-        layer.n_features, layer.n_outputs = self.n_features, self.n_outputs
-        layer.takes_batches = self.takes_batches
+        for name in ("n_features", "n_outputs", "takes_batches", "generator", "gradient_checkpointing"):
+            setattr(layer, name, getattr(self, name))
         return layer.train(self.training)
 
     def __copy__(self) -> QuantumLayer:

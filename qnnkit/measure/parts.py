@@ -129,16 +129,16 @@ def hooked(model: nn.Module, change: Callable[[str], None]) -> Iterator[None]:
         change: Called with the next part of PARTS, such as "quantum forward".
     """
 
-    def finish(part: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
+    def finish(part: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], outputs: Tensor) -> None:
         change("classical forward")
-        for node in nodes_between(inputs, outputs):
+        for node in nodes_between((*inputs, *named.values()), outputs):
             node.register_prehook(lambda *_: change("quantum backward"))
             node.register_hook(lambda *_: change("classical backward"))
 
     with contextlib.ExitStack() as hooks:
         for part in (module for module in model.modules() if isinstance(module, QuantumLayer)):
             hooks.callback(part.register_forward_pre_hook(lambda *_: change("quantum forward")).remove)
-            hooks.callback(part.register_forward_hook(finish).remove)
+            hooks.callback(part.register_forward_hook(finish, with_kwargs=True).remove)
         yield
 
 

@@ -239,6 +239,9 @@ def made(config: Settings, splits: Any, net: str, seed: int, *, bare: bool = Fal
     model = recipe.build(config, splits, seed) if main else recipe.control(net, config, splits, seed)
     if config.shots or config.noise:
         noise.put(model, config.shots, config.noise)
+    for module in model.modules():
+        if isinstance(module, layers.QuantumLayer):
+            module.generator = "torch"  # whose state checkpoints restore
     return model
 
 

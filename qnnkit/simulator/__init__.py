@@ -11,9 +11,9 @@ from qnnkit.simulator.fused import Fused
 from qnnkit.simulator.gates import NotFusable
 from qnnkit.simulator.over_weights import OverWeights
 from qnnkit.simulator.programs import EXACT_DEVICES, Call, Programs, own_device
-from qnnkit.simulator.shots import Sampled
+from qnnkit.simulator.shots import Sampled, diagonal, results_of
 
 __all__ = [
     "EXACT_DEVICES", "Call", "Fused", "NotFusable", "OverWeights", "Programs", "Sampled",
-    "autocasts", "autograd_must", "is_elementary", "own_device", "rounds",
+    "autocasts", "autograd_must", "diagonal", "is_elementary", "own_device", "results_of", "rounds",
 ]  # fmt: skip

@@ -28,6 +28,9 @@ from qnnkit.simulator.queueing import is_changed, is_pennylanes, within
 from qnnkit.simulator.readout import Readout, readout
 
 ONE_AT_A_TIME = threading.RLock()
+SAMPLES = 1021
+"""Samples of the batch that a function for batches of any size runs on: more than it takes by number, as in
+`inputs[:8]`."""
 MOST_WIRES = 24
 """Most wires for which `backend="auto"` runs the program; wider circuits run on the QNode's own device.
 
@@ -98,7 +101,10 @@ def circuit(
         raise TakeApart(owners[int(np.argmin(is_affine))], NOT_AFFINE)
     sizes = [(batch, *shape) if batch and i == 0 else shape for i, shape in enumerate(shapes)]
     arguments = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    before = [each.clone() for each in arguments]
     gates = parts(record(arguments), kinds)
+    if not all(map(torch.equal, arguments, before)):
+        raise NotFusable("its Python changes its arguments in place")
     together = angles([gate for _, gate in gates], batch or 1)
     each = [a.reshape(len(a) if batch and i == 0 else 1, -1) for i, a in enumerate(arguments)]
     flat = torch.cat([together[:, :0], *(a.expand(batch or 1, -1) for a in each)], 1)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qnnkit.simulator import queueing
-from qnnkit.simulator.circuit import ONE_AT_A_TIME, apart, circuit
+from qnnkit.simulator.circuit import ONE_AT_A_TIME, SAMPLES, apart, circuit
 from qnnkit.simulator.fused import Fused, reduced
 from qnnkit.simulator.gates import NotFusable, TakeApart
 from qnnkit.simulator.pure import Names, NotPure
@@ -139,10 +139,12 @@ class Programs:
         return Call([(program, (rows if rows.ndim == 2 else rows[None], vector), batch)], program.as_list)
 
     def _form(self, rows: Tensor, weights: Mapping[str, Tensor]) -> tuple:
-        sizes = rows.shape if self._names is not None and self._names.reads_sizes else rows.shape[1:]
-        is_one = rows.ndim == 2 and len(rows) == 1
-        shapes = *((name, each.shape) for name, each in weights.items()), sizes
-        return rows.ndim, is_one, shapes, rows.dtype, rows.device, self.qnode.device.wires
+        """What a program of a pure function is for, beginning with the size of the batch to trace."""
+        batch = len(rows) if rows.ndim == 2 else None
+        if batch not in (None, 1) and not (self._names is not None and self._names.reads_sizes):
+            batch = max(3, min(SAMPLES, 2**20 // rows.shape[-1]))  # of many features, to bound the memory
+        shapes = *((name, each.shape) for name, each in weights.items()), rows.shape[-1]
+        return batch, shapes, rows.dtype, rows.device, self.qnode.device.wires
 
     def _trace(self, tape: Any, rows: Tensor, weights: Mapping[str, Tensor], as_list: bool) -> None:
         """Builds the program of a pure function for rows of this form, unless that was tried before.
@@ -158,14 +160,17 @@ class Programs:
             return
 
         def record(arguments: Sequence[Tensor]) -> Sequence[Any]:
-            return queueing.single(self.qnode, dict(zip(named, arguments, strict=True))).operations
+            again = queueing.single(self.qnode, dict(zip(named, arguments, strict=True)))
+            if tuple(map(queueing.measurement_key, again.measurements)) != split.key[1]:
+                raise NotFusable("what it measures depends on its arguments")
+            return again.operations
 
         self._pure[form] = None
         try:
-            queueing.check(self.qnode, queueing.structure(tape, self._in_parts))
+            queueing.check(self.qnode, split := queueing.structure(tape, self._in_parts))
             shapes = [tuple(rows.shape[-1:]), *(tuple(each.shape) for each in weights.values())]
-            batch, on_rows = len(rows) if rows.ndim == 2 else None, [True, *(False for _ in weights)]
-            program = self._program(record, shapes, on_rows, tape.measurements, rows, batch)
+            on_rows = [True, *(False for _ in weights)]
+            program = self._program(record, shapes, on_rows, tape.measurements, rows, form[0])
             if program.is_given:
                 raise NotFusable("its first state depends on its arguments")
         except (NotFusable, queueing.Unkeyable) as reason:

@@ -189,6 +189,8 @@ def _taken(operations: Sequence[Operator], in_parts: set[str]) -> Iterator[Taken
     for operation in operations:
         if not isinstance(operation, Operator):
             raise NotFusable(f"{type(operation).__name__} is not a unitary gate")
+        if any(each.hyperparameters.get("seed", 0) is None for each in within(operation)):
+            raise NotFusable(f"{operation.name} has no seed, so that each call draws other gates")
         try:
             taken = None if operation.name in in_parts else _whole(operation)
         except Unkeyable:

@@ -63,6 +63,23 @@ def diagonal(tape: Any, device: Any) -> tuple[list[tuple[Any, Any]], Callable[[A
     return groups, finish
 
 
+def results_of(values: Tensor, measurements: Sequence[Any], wires: Sequence[Any]) -> Any:
+    """The results of diagonal measurements, from probabilities of all basis states of the wires."""
+    results = []
+    for each in measurements:
+        on = each.wires or qp.wires.Wires(wires)
+        states = torch.from_numpy(local_states(tuple(on), wires)).to(values.device)
+        if isinstance(each, qp.measurements.ProbabilityMP):
+            estimate = values.new_zeros(*values.shape[:-1], 2 ** len(on)).index_add(-1, states, values)
+        else:
+            value = torch.as_tensor(np.real(each.eigvals())).to(values.dtype).to(values.device)[states]
+            estimate = values @ value
+            if isinstance(each, qp.measurements.VarianceMP):
+                estimate = values @ value**2 - estimate**2
+        results.append(estimate)
+    return tuple(results) if len(results) > 1 else results[0]
+
+
 class Sampled:
     """A circuit measured a finite number of times, differentiable by the parameter-shift rule.
 
@@ -121,19 +138,7 @@ class Sampled:
 
     def measured(self, values: Tensor) -> Any:
         """The results as PennyLane's devices return them, from frequencies of shape (..., 2**n_wires)."""
-        results, wires = [], self.program.circuit.wires
-        for each in self.measurements:
-            on = each.wires or qp.wires.Wires(wires)
-            states = torch.from_numpy(local_states(tuple(on), wires)).to(values.device)
-            if isinstance(each, qp.measurements.ProbabilityMP):
-                estimate = values.new_zeros(*values.shape[:-1], 2 ** len(on)).index_add(-1, states, values)
-            else:
-                value = torch.as_tensor(np.real(each.eigvals())).to(values.dtype).to(values.device)[states]
-                estimate = values @ value
-                if isinstance(each, qp.measurements.VarianceMP):
-                    estimate = values @ value**2 - estimate**2
-            results.append(estimate)
-        return tuple(results) if len(results) > 1 else results[0]
+        return results_of(values, self.measurements, self.program.circuit.wires)
 
 
 class _Shots(torch.autograd.Function):

@@ -257,6 +257,8 @@ one_value_is_another(layout=lambda x: x.index_fill(-1, torch.tensor(0), 0.5)): x
 bends_and_steps(scale=1e3): abs(x - 500) % 700 / 9
 conditions_on_values: x; w; expvals(qp.cond(w[0] > 0.5, qp.RX, qp.RY)(w[1], wires=0))
 == device
+gates_without_a_seed(before=roll): x; w; expvals(put(np.random, "default_rng", lambda seed: numbers), \
+qp.adjoint(qp.RandomLayers(w[None], range(3), seed=None)))
 complex_angle(rows=SIZES): x; w; expvals(qp.RX(torch.complex(x[..., 0], 0 * x[..., 1]), 0))
 operator_of_ones_own: x; w; expvals(Half(x[..., 0], 0))
 coefficients_of_weights: x; w; qp.expval(qp.dot([w[0], 0.3], [qp.Z(0), qp.X(1)]))
@@ -282,6 +284,8 @@ measurement: x | put(EXPECTATION, "process_state", halved(EXPECTATION.process_st
 == error
 python_that_raises: (1 / scale) * x | scale = 0 | scale = 2.0
 loop_over_samples: x.sum(0)
+samples_by_number(rows=((2,), (5,))): x[:3]
+feature_set(rows=((2, 2),), layout=lambda x: x if bit else 2 * x): [x for x[..., 0] in [1]][0] | bit = 1
 wires_that_the_device_lacks: x; w; expvals(qp.X(state["n"])) | state["n"] = 7 | state["n"] = 2
 results_in_another_order: x; w; expvals()[::-1]
 sample_without_shots: x; w; qp.sample(qp.Z(0))

@@ -245,7 +245,7 @@ class Net(nn.Module):
         self.head = shipped(n_qubits=3)
 
     def forward(self, images):
-        return self.head(self.middle(self.quanv(images)))
+        return self.head(inputs=self.middle(self.quanv(images=images)))
 
 
 IMAGES = uniform(4, 2, 3, 3)

@@ -289,12 +289,6 @@ def test_other_types_of_numbers(backend, dtype):
         same([outputs.float().detach()], [theirs(rows.float()).detach()])
 
 
-def test_another_interface():
-    qnode = qp.QNode(plain, circuits.make_device("default.qubit", 2), interface="numpy")
-    with pytest.raises(ValueError, match=r"Invalid interface 'numpy' for TorchLayer.* Write qp\.QNode"):
-        make(QuantumLayer, qnode)
-
-
 # --- initial weights, and states ----------------------------------------------------------------------
 
 
