@@ -107,7 +107,7 @@ def _judged(name: str, bound: float, main: Any, score: stats.Score) -> dict[str,
     """One row of `judge`, from the rows of the run's main net."""
     row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
     column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, "mean", 1, ""))
-    if name not in (score.criterion, *COSTS_BOUND):
+    if name not in COSTS_BOUND and (name, score.larger) != (score.criterion, name.startswith("min_")):
         return row | {"sentence": f"not judged: nets are compared by {score.word}."}
     if not len(main) or main[column].isna().any():
         return row | {"sentence": f"not judged: {column.replace('_', ' ')} is not recorded."}

@@ -103,12 +103,13 @@ class Run:
             return self.splits
         if seed not in (loaded := self.__dict__.setdefault("_varied", {})):
             loaded.clear()  # seeds are trained one after the other
-            loaded[seed] = self._load(seed)
+            loaded[seed] = self.recipe.load(self.config_of(seed))
         return loaded[seed]
 
-    def _load(self, seed: int) -> Splits:
+    def config_of(self, seed: int) -> Settings:
+        """The settings with the split seed of the nets of a seed."""
         config, number = self.config, self.split_seed(seed)
-        return self.recipe.load(config.override(split_seed=number) if config.vary_split else config)
+        return config.override(split_seed=number) if config.vary_split else config
 
     @cached_property
     def splits(self) -> Splits:
@@ -117,8 +118,8 @@ class Run:
         Raises:
             ValueError, OSError: The data cannot be used, or have changed.
         """
-        splits, trained_on = self._load(self.config.seed), self.provenance.get("data")
-        if trained_on not in (None, splits.fingerprint()):
+        splits = self.recipe.load(self.config_of(self.config.seed))
+        if self.provenance.get("data") not in (None, splits.fingerprint()):
             place = getattr(self.config, "data_dir", None) or splits.name
             raise ValueError(
                 f"Run folder `{self.folder}` was trained on other data than `{place}` holds now: its files "

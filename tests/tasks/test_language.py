@@ -105,6 +105,7 @@ def test_losses_equal_the_loops_and_an_adapters_include_its_bases(splits):
     assert judged["perplexity"] == pytest.approx(math.exp(loop[0]["loss"]), rel=1e-9)
     assert judged["base_loss"] == pytest.approx(loop[1]["loss"], abs=1e-6) != pytest.approx(loop[0]["loss"])
     assert list(task.judge(small(), splits, loop[1])) == ["perplexity"]
+    assert task.base_loss(adapt(small(1)), splits) == pytest.approx(task.loss(small(1), splits), abs=1e-6)
 
 
 # --- files -------------------------------------------------------------------------------------------------
