@@ -212,6 +212,8 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
     """The run's page as one HTML file: verdict, nets, results of notebooks, settings and provenance."""
     weights = {"quantum": "circuit weights", "classical": "other weights", "frozen": "frozen weights"}
     controls = [row["net"] for row in result["nets"] if row["net"] not in MAIN_NETS]
+    # The one that runs now has its later name.
+    executed = {path.name.replace(".running.", ".") for path in run.notebook("any").parent.glob("*.ipynb")}
     return page.render(
         "run.html",
         title=f"{run.config.title}: {run.folder.name}",
@@ -224,7 +226,7 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
         facts=_facts(run),
         splits=run.config.vary_split,
         notes=_notes(run),
-        notebooks=_notebooks(run),
+        notebooks=sorted(name for name in executed if not name.endswith(".failed.ipynb")),
         body=shown,
     )
 
@@ -294,9 +296,3 @@ def _gradient_notes(run: Run) -> list[str]:
     damaged = [f"Skipped damaged lines of gradients.jsonl: {history.damaged}."] if history.damaged else []
     calm = ["No circuit's gradient vanished or exploded."] if circuits else []
     return [*(history.warnings or calm), *damaged]
-
-
-def _notebooks(run: Run) -> list[str]:
-    """Names of the executed notebooks, including the one that runs now, by its later name."""
-    names = {path.name.replace(".running.", ".") for path in run.notebook("any").parent.glob("*.ipynb")}
-    return sorted(name for name in names if not name.endswith(".failed.ipynb"))

@@ -147,7 +147,8 @@ def read_study(folder: str | Path) -> Study:
         varied = {key: value for key, value in now.items() if key not in same} | longer
         source = files.facts(entry.folder, "config.json")["recipe_digest"]  # two files may be called net.py
         model = repr((run.config.recipe if run.config.recipe in RECIPES else source, varied))
-        label = _label(run.config.title, varied)
+        words = [one if isinstance(one, str) else f"{name} {show(one)}" for name, one in varied.items()]
+        label = ", ".join(words) or run.config.title
         label = f"{label} ({len(models) + 1})" if label in models.values() else label
         about = {"model": models.setdefault(model, label), "train_fraction": run.config.train_fraction}
         frames.append(rows.assign(**about))
@@ -216,12 +217,6 @@ def _joined(frames: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFram
         kind="stable",
         ignore_index=True,
     )
-
-
-def _label(recipe: str, settings: Mapping[str, Any]) -> str:
-    """Name of a model, from the settings that vary: texts as they are, numbers with the setting's name."""
-    words = [value if isinstance(value, str) else f"{name} {show(value)}" for name, value in settings.items()]
-    return ", ".join(words) or recipe
 
 
 def _within_models(runs: Sequence[Mapping[str, Any]]) -> Collection[str]:
