@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 import qnnkit
-from qnnkit import circuits, data, tasks
+from qnnkit import circuits, data
 from qnnkit.data.batches import DictBatches
 from qnnkit.data.splits import SPLITS
 
@@ -37,13 +37,8 @@ class Digits:
         threads: int = 1
         controls: tuple[str, ...] = ()
 
-    @staticmethod
     def load(settings):
         return data.of(settings)
-
-    @staticmethod
-    def task(settings):
-        return tasks.Classification.of(settings)
 
 
 class AsFloat(torch.nn.Module):

@@ -160,6 +160,7 @@ def config(
         4
     """
     cls = _known()[checks.choice("name", name, sorted(_known()))]
+    targets = targets or options.get("target_modules")
     targets = targets or getattr(getattr(model, "config", None), "usual_targets", None)  # unknown to PEFT
     if targets:
         options["target_modules"] = wanted = targets if isinstance(targets, str) else list(targets)

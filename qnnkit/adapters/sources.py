@@ -67,9 +67,7 @@ class QuantumPeftConfig:
 
     def __post_init__(self) -> None:
         for name in ("n_layers", "r", "n_terms"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(checks.message(name, "be a whole number above 0", value, "Use 1 or more."))
+            checks.positive(name, getattr(self, name))
 
     def lora(self) -> Any:
         """Returns the LoraConfig of the weights that the circuits compute; the weights include the scale."""

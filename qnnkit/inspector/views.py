@@ -67,7 +67,7 @@ class Views:
     def __init__(self, run: runs.Run, net: str, seed: int, layer: str | None = None):
         # Fused programs give the same numbers as the backend that trained, and moves are quick with them.
         self.run = replace(run, config=run.config.override(backend="auto"))
-        splits: Any = self.run.splits  # splits of images
+        splits: Any = self.run.splits_of(seed)  # splits of images
         sample = splits.train.images[:ON_BATCH]
         try:
             with warnings.catch_warnings():
@@ -141,9 +141,9 @@ class Views:
                 for moved in (moves.before, there)
             )
             text = (
-                f"{html.escape(self.names[choice.weight])}: {gradient}Loss on {moves.n_images} validation "
-                f"images: {moves.before.loss:.4f}, and <b>{there.loss:.4f}</b> with the weight moved by "
-                f"{choice.shift:+.2f} rad. Predicted class: {before}, and then {after}."
+                f"{html.escape(self.names[choice.weight])}: {gradient}Cross-entropy of {moves.n_images} "
+                f"validation images: {moves.before.loss:.4f}, and <b>{there.loss:.4f}</b> with the weight "
+                f"moved by {choice.shift:+.2f} rad. Predicted class: {before}, and then {after}."
             )
         return parts, text
 
@@ -189,7 +189,7 @@ class Views:
     def _begun(self, weight: int, image: int) -> tuple[WhatIf, plots.WhatIfFigure]:
         """A weight that can be moved, and its figure before it is."""
         assert self.circuit is not None  # only weights of a circuit are moved
-        moves = WhatIf(self.run, self.model, self.circuit, weight, self.images[image])
+        moves = WhatIf(self.run, self.first.seed, self.model, self.circuit, weight, self.images[image])
         title = f"Measured by circuit {moves.shown + 1} of {moves.n_circuits} for this image"
         drawn = what_if_figure(len(moves.before.values), moves.n_images)
         return moves, drawn.begin(title, moves.before.values, moves.curve)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ class Moved(NamedTuple):
     class_probs: np.ndarray
     """Class probabilities of the chosen image, of shape (n_classes,)."""
     loss: float
-    """Mean loss over the sample of validation images, without label smoothing."""
+    """Mean cross-entropy over the sample of validation images, whatever the loss in training."""
 
 
 class WhatIf:
@@ -40,14 +40,15 @@ class WhatIf:
 
     Args:
         run: Run with the validation images.
+        seed: Seed of the net, if each seed has its own split.
         model: Model in evaluation mode, on the CPU.
-        circuit: A layer of the model, with weights.
+        circuit: A `QuantumLayer` of the model, with weights.
         weight: Index of the weight among the layer's parameters.
         image: The chosen image, uint8, of shape (channels, height, width).
     """
 
-    def __init__(self, run: Run, model: nn.Module, circuit: layers.QuantumLayer, weight: int, image: Tensor):
-        self.model, self.circuit, validation = model, circuit, run.splits.validation
+    def __init__(self, run: Run, seed: int, model: nn.Module, circuit: Any, weight: int, image: Tensor):
+        self.model, self.circuit, validation = model, circuit, run.splits_of(seed).validation
         inputs = layers.circuit_inputs(model, image[None])[circuit]  # (circuits, n_features)
         self.n_circuits, self.shown = len(inputs), int(inputs.abs().sum(-1).argmax())
         self.inputs = inputs[self.shown, None]

@@ -271,7 +271,7 @@ def remedies_of(
 
 def _row(place: Mapping[str, Any]) -> tuple[str, ...]:
     epoch, total, cost = place["epoch"], place["in_all"], place["cost"]
-    price = "free" if cost == 0 else "price unknown" if cost is None else f"{max(cost, 0.01):,.2f} USD"
+    price = "free" if cost == 0 else "cost unknown" if cost is None else f"{max(cost, 0.01):,.2f} USD"
     return (
         place["machine"],
         f"{words.size(place['needs'])} of {words.size(place['usable'])}",

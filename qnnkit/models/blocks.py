@@ -87,7 +87,7 @@ def published(
         model_type: Required `model_type` in its config.json; None accepts any.
         argument: Name of the argument in messages.
         otherwise: Other possible values of that argument, for messages.
-        options: Further options of `from_pretrained`.
+        options: Further options of `from_pretrained`; weights are float32 by default, whatever the file has.
 
     Raises:
         ValueError: The model cannot be reached, is of another type, or lacks a weight.
@@ -102,9 +102,10 @@ def published(
         alone = "It holds only an adapter: load its base, then apply the adapter with adapters.load."
         is_adapter = (folder / "adapter_config.json").exists()
         raise refuse(rule, name, alone if is_adapter else "It has no config.json.")
+    options = {"use_safetensors": True, "output_loading_info": True, "dtype": "float32"} | options
     try:
         with seeded(0):  # missing weights would be drawn at random
-            net, loading = hub.read(kind, name, use_safetensors=True, output_loading_info=True, **options)
+            net, loading = hub.read(kind, name, **options)
     except ValueError as error:
         raise refuse(rule, name, f"It was not read: {error}.") from None
     if model_type not in (None, net.config.model_type):

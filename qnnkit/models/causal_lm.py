@@ -128,7 +128,7 @@ def causal_lm(
         with seeded(seed), place:
             return _cast(AutoModelForCausalLM.from_config(config), kind)
     computes = in_four_bits(name, device)[0] if four_bit else None
-    options: dict[str, Any] = {"device_map": place} if place.type == "meta" else {}
+    options: dict[str, Any] = {"dtype": "auto"} | ({"device_map": place} if place.type == "meta" else {})
     options |= _in_nf4(computes, device) if computes else {}
     about: Any = {"what": "causal language model", "otherwise": f"one of the sizes {', '.join(LLAMA)}"}
     model = published(AutoModelForCausalLM, name, argument="model", **about, **options)

@@ -37,7 +37,7 @@ def of(net: nn.Module, splits: ImageSplits, device: torch.device | str = "cpu") 
         splits: The images.
         device: Where to compute.
     """
-    with torch.no_grad():
+    with evaluating(net):
         n_images = sum(len(splits.split(name)) for name in SPLITS)
         part = _steady_part(net, splits.train.images[:1], n_images, device)
         if part is None:

@@ -64,14 +64,12 @@ def table(model: nn.Module, image: Tensor) -> pd.DataFrame:
 
 def _layers(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The named parts of a model; parts around a circuit are split, with their own weights as a row."""
-    direct = nn.ParameterDict(dict(model.named_parameters(recurse=False)))
-    if prefix and len(direct):
+    direct = nn.ParameterList(model.parameters(recurse=False))
+    if len(direct) and not isinstance(model, QuantumLayer):
         yield f"{prefix}(own)", direct
     for name, child in model.named_children():
-        apart = not isinstance(child, QuantumLayer | Quanv2d) and any(
-            isinstance(each, QuantumLayer) for each in child.modules()
-        )
-        if apart:
+        inside = any(isinstance(each, QuantumLayer) for each in child.modules())
+        if inside and not isinstance(child, QuantumLayer | Quanv2d):
             yield from _layers(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child

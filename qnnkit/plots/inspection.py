@@ -138,7 +138,7 @@ class WhatIfFigure(Redrawn):
         [self.dot] = right.plot([0], [1.0005], "D", ms=7, color=then)
         right.set_xticks([-np.pi, 0, np.pi], ["−π", "0", "π"])
         right.set_xlabel("weight moved by (rad)")
-        right.set_title(f"Loss of {n_images} validation images along this weight", fontsize=10)
+        right.set_title(f"Cross-entropy of {n_images} validation images along this weight", fontsize=10)
         figure.legend(handles=[self.before, self.there], loc="outside lower left", ncols=2, frameon=False)
         changing = [self.title, right.yaxis, self.curve, self.before, self.there, self.dot]
         super().__init__(figure, changing)

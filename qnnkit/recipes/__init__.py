@@ -5,7 +5,7 @@ A recipe is a Python file, a module or any object with these names:
 - `Settings`, a class derived from `qnnkit.Settings`, which is the default;
 - `load(settings)`, which returns the data, such as `data.of(settings)` or `data.arrays(settings, x, y)`;
 - `build(settings, splits, seed)`, which returns the net: any `nn.Module`, circuits in `qnnkit.QuantumLayer`s;
-- `task(settings)`, which returns the training task; by default `tasks.Classification()`;
+- `task(settings)`, which returns the training task; by default `tasks.Classification.of(settings)`;
 - `controls(net, settings, splits, seed)`, which returns the controls, or functions that build them, by name;
   by default `qnnkit.controls(net)`;
 - `check(settings)`, which raises a ValueError for settings that cannot be combined.

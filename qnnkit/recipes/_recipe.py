@@ -110,8 +110,9 @@ class Recipe:
 
     def task(self, settings: Settings) -> Any:
         """Returns the task of its nets."""
-        has_task = hasattr(self.code, "task")
-        return tasks.complete(self._call("task", settings=settings)) if has_task else tasks.Classification()
+        if hasattr(self.code, "task"):
+            return tasks.complete(self._call("task", settings=settings))
+        return tasks.Classification.of(settings)
 
     def control_names(self, settings: Settings, splits: Any, seed: int) -> tuple[str, ...]:
         """Returns the names of the controls."""

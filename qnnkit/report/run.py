@@ -107,7 +107,7 @@ def _judged(name: str, bound: float, main: Any, score: stats.Score) -> dict[str,
     """One row of `judge`, from the rows of the run's main net."""
     row = {"criterion": name, "bound": bound, **dict.fromkeys(("measured", "low", "high", "met"))}
     column, of_seeds, factor, unit = COSTS_BOUND.get(name, (score.name, "mean", 1, ""))
-    if name not in (score.criterion, *COSTS_BOUND):
+    if name not in COSTS_BOUND and (name, score.larger) != (score.criterion, name.startswith("min_")):
         return row | {"sentence": f"not judged: nets are compared by {score.word}."}
     if not len(main) or main[column].isna().any():
         return row | {"sentence": f"not judged: {column.replace('_', ' ')} is not recorded."}
@@ -212,6 +212,8 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
     """The run's page as one HTML file: verdict, nets, results of notebooks, settings and provenance."""
     weights = {"quantum": "circuit weights", "classical": "other weights", "frozen": "frozen weights"}
     controls = [row["net"] for row in result["nets"] if row["net"] not in MAIN_NETS]
+    # The one that runs now has its later name.
+    executed = {path.name.replace(".running.", ".") for path in run.notebook("any").parent.glob("*.ipynb")}
     return page.render(
         "run.html",
         title=f"{run.config.title}: {run.folder.name}",
@@ -224,7 +226,7 @@ def render(run: Run, result: dict[str, Any], shown: page.Body, picture: bytes = 
         facts=_facts(run),
         splits=run.config.vary_split,
         notes=_notes(run),
-        notebooks=_notebooks(run),
+        notebooks=sorted(name for name in executed if not name.endswith(".failed.ipynb")),
         body=shown,
     )
 
@@ -294,9 +296,3 @@ def _gradient_notes(run: Run) -> list[str]:
     damaged = [f"Skipped damaged lines of gradients.jsonl: {history.damaged}."] if history.damaged else []
     calm = ["No circuit's gradient vanished or exploded."] if circuits else []
     return [*(history.warnings or calm), *damaged]
-
-
-def _notebooks(run: Run) -> list[str]:
-    """Names of the executed notebooks, including the one that runs now, by its later name."""
-    names = {path.name.replace(".running.", ".") for path in run.notebook("any").parent.glob("*.ipynb")}
-    return sorted(name for name in names if not name.endswith(".failed.ipynb"))

@@ -147,7 +147,8 @@ def read_study(folder: str | Path) -> Study:
         varied = {key: value for key, value in now.items() if key not in same} | longer
         source = files.facts(entry.folder, "config.json")["recipe_digest"]  # two files may be called net.py
         model = repr((run.config.recipe if run.config.recipe in RECIPES else source, varied))
-        label = _label(run.config.title, varied)
+        words = [one if isinstance(one, str) else f"{name} {show(one)}" for name, one in varied.items()]
+        label = ", ".join(words) or run.config.title
         label = f"{label} ({len(models) + 1})" if label in models.values() else label
         about = {"model": models.setdefault(model, label), "train_fraction": run.config.train_fraction}
         frames.append(rows.assign(**about))
@@ -224,12 +225,6 @@ def _mixed(rows: Any) -> list[str]:
     n_data = rows.groupby([*KEYS, "split_seed"], dropna=False)["data"].transform("nunique")
     models = ", ".join(rows["model"][n_data > 1].unique())
     return [f"Means mix runs on different data (their fingerprints differ): {models}."] if models else []
-
-
-def _label(recipe: str, settings: Mapping[str, Any]) -> str:
-    """Name of a model, from the settings that vary: texts as they are, numbers with the setting's name."""
-    words = [value if isinstance(value, str) else f"{name} {show(value)}" for name, value in settings.items()]
-    return ", ".join(words) or recipe
 
 
 def _within_models(runs: Sequence[Mapping[str, Any]]) -> Collection[str]:

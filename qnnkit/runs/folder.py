@@ -109,12 +109,13 @@ class Run:
             return self.splits
         if seed not in (loaded := self.__dict__.setdefault("_varied", {})):
             loaded.clear()  # seeds are trained one after the other
-            loaded[seed] = self._load(seed)
+            loaded[seed] = self.recipe.load(self.config_of(seed))
         return loaded[seed]
 
-    def _load(self, seed: int) -> Splits:
+    def config_of(self, seed: int) -> Settings:
+        """The settings with the split seed of the nets of a seed."""
         config, number = self.config, self.split_seed(seed)
-        return self.recipe.load(config.override(split_seed=number) if config.vary_split else config)
+        return config.override(split_seed=number) if config.vary_split else config
 
     @cached_property
     def splits(self) -> Splits:
@@ -123,7 +124,7 @@ class Run:
         Raises:
             ValueError, OSError: The data cannot be used, or they or the files of `MODELS` have changed.
         """
-        splits, trained_on = self._load(self.config.seed), self.provenance.get("data")
+        splits, trained_on = self.recipe.load(self.config_of(self.config.seed)), self.provenance.get("data")
         others = [] if trained_on in (None, splits.fingerprint()) else ["data_dir"]
         others += [name for name in MODELS if self.has_model(name) is False]
         if others:

@@ -114,9 +114,11 @@ class Training:
         """Tests a net that `train.fit` has trained; adds the final row to metrics.jsonl and returns it."""
         run, splits = self.run, self.run.splits_of(self.seed)
         loader, size = self.loaders["test"], run.config.micro_batch
+        # A task may read data by itself, as `Music` does.
+        task = run.recipe.task(run.config_of(self.seed)) if run.config.vary_split else run.task
         with own_generators():
             seed_all(self.seed, "test")  # the same shots, whatever ran before
-            values = tested(model, run.task, loader, self.splits, self.place, size)
+            values = tested(model, task, loader, self.splits, self.place, size)
         [best] = [row for row in progress.rows if row["epoch"] == progress.best_epoch]
         watched = f"validation_{run.task.score.on_validation}"
         final = {
@@ -281,7 +283,7 @@ def tested(
         means = train.evaluate(model, task, loader, place, micro_batch=micro_batch)
     outputs = {"outputs": torch.cat(seen)} if seen else {}
     judged = tasks.asked(judge, **outputs, splits=splits, net=model, means=means) or {}
-    values = {name: _plain(value) for name, value in {**judged, **means}.items()}
+    values = {name: _plain(value) for name, value in {**means, **judged}.items()}
     if values.get(task.score.name, 0) is None:
         raise not_finite(f"test {task.score.name}")
     return values

@@ -300,7 +300,7 @@ def evaluate(run_dir: str | Path, data: str | Path, *, recipe: Any = None) -> di
     n = splits.test.n_predicted if counted == "tokens" else len(splits.test)
     row = {"data": splits.name, counted: n, "score": score.name, "notes": list(splits.notes)}
     row |= {name: value for name, value in numbers.items() if not name.startswith("minus_")}
-    if score.per == "%" and counted == "samples":
+    if counted == "samples" and score.shares([numbers[score.name]]):
         row["interval"] = list(stats.clopper_pearson(numbers[score.name] * n, n))
     return row
 

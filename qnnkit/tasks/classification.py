@@ -44,16 +44,17 @@ class Classification:
 
     @classmethod
     def of(cls, settings: Any) -> Classification:
-        """Returns the task with the options of settings derived from `data.Images`."""
+        """Returns the task with the options of settings derived from `data.Images`; others have none."""
         changes = {"none": None, "affine": augment.affine}
-        return cls(settings.label_smoothing, augment=changes[settings.augmentation])
+        change = changes[settings.of_kit("augmentation", "none")]
+        return cls(settings.of_kit("label_smoothing", 0.0), augment=change)
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Step:
         """Returns the step of a batch; smooths and augments only if the model is in training mode."""
         images, labels = batch
-        if labels.ndim != 1 or labels.is_floating_point():
+        if isinstance(labels, str) or labels.ndim != 1 or labels.is_floating_point():
             step = "Give targets such as one_hot.argmax(1) or column[:, 0], or write a task in the recipe."
-            value = f"{labels.dtype} of shape {tuple(labels.shape)}"
+            value = labels if isinstance(labels, str) else f"{labels.dtype} of shape {tuple(labels.shape)}"
             raise Refused(checks.message("targets", "be classes: integers, one per sample", value, step))
         if self.augment is not None and model.training:
             images = self.augment(images)

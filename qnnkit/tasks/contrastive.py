@@ -40,14 +40,10 @@ class Contrastive:
 
     A batch is a dictionary of the model's arguments, including `input_ids`. The model returns embeddings of
     images and of texts, each (batch, n_dimensions) and of length 1, and has a method `scale()`. The batch
-    decides how hard the task is: compare results at equal batch sizes. It needs a single process, because
-    several, each with a share of the batch, would minimise a different loss.
+    decides how hard the task is: compare results at equal batch sizes.
 
     Args:
         monitor: The reported number that chooses the best epoch on the validation split.
-
-    Raises:
-        NotImplementedError: In a call: the model is distributed over several processes.
 
     Reference:
         Radford et al. 2021, arXiv:2103.00020, figure 3 (InfoNCE: van den Oord et al. 2018, arXiv:1807.03748);
@@ -61,10 +57,6 @@ class Contrastive:
     def __call__(self, model: nn.Module, batch: dict[str, Tensor], micro_batch: int | None = None) -> Step:
         """Returns the step of a batch; only `micro_batch` samples at a time hold a graph, see `in_chunks`."""
         ids, n = batch["input_ids"], len(batch["input_ids"])
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            step = "Use one process, with micro_batch=64 if a large batch does not fit."
-            value, rule = torch.distributed.get_world_size(), "be 1 for a contrastive loss"
-            raise NotImplementedError(checks.message("processes", rule, value, step))
         scale = model.scale()  # pyright: ignore[reportCallIssue]  first: it may move its weight
         size = n if micro_batch is None else micro_batch
         images, texts = model(**batch) if n <= size else in_chunks(model, batch, size)
@@ -131,7 +123,7 @@ class Contrastive:
         """
         are_texts = [isinstance(each, str) and Path(each).suffix.lower() not in SUFFIXES for each in inputs]
         images = [each for each, is_text in zip(inputs, are_texts, strict=True) if not is_text]
-        texts = [each for each, is_text in zip(inputs, are_texts, strict=True) if is_text]
+        texts = [*dict.fromkeys(each for each, is_text in zip(inputs, are_texts, strict=True) if is_text)]
         if not images or not texts:
             step = "Give images, and texts to compare them with."
             value = [*map(pictures.named, inputs)]

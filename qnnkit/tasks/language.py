@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from qnnkit import checks
 from qnnkit.adapters import once
+from qnnkit.checkpoint import weights
 from qnnkit.data.tokens import IGNORED, TokenSplits
 from qnnkit.layers import evaluating
 from qnnkit.stats import LOSS, Score
@@ -44,7 +45,7 @@ class Language:
     monitor: str = "minus_loss"
     score: ClassVar[Score] = LOSS
     counted: ClassVar[str] = "tokens"
-    _of_base: dict[TokenSplits, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _of_base: dict[Any, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Step:
         """Returns the step of a batch, whose loss is the mean over its predicted tokens, in nats."""
@@ -68,11 +69,12 @@ class Language:
         return sum(float(step.sums["loss"]) for step in steps) / sum(step.count for step in steps)
 
     def base_loss(self, net: Any, splits: TokenSplits) -> float:
-        """Returns the test loss of an adapter's base model, computed once: nets of a run share their base."""
-        if splits not in self._of_base:
+        """Returns the test loss of an adapter's base model, computed once for each base."""
+        base = weights.saved_state(net).get(weights.FROZEN, torch.empty(0))
+        if (key := (splits, *base.tolist())) not in self._of_base:
             with net.disable_adapter():
-                self._of_base[splits] = self.loss(net, splits)
-        return self._of_base[splits]
+                self._of_base[key] = self.loss(net, splits)
+        return self._of_base[key]
 
     def preview(self, splits: TokenSplits) -> list[Shown]:
         """Shows the beginnings and sources of some training blocks, and the numbers of blocks and tokens."""

@@ -84,7 +84,7 @@ class Music(Language):
                 path = workspace.make_folder(folder / "music") / f"{number}.mid"
                 workspace.write_bytes(path, score.dumps_midi())
         caption = "Beginnings of test pieces, and how the net continues them. MIDI files are in music/."
-        return [Shown(plots.piano_roll(rolls), "05_music", "What the net writes", caption)]
+        return [Shown(plots.piano_roll(rolls), "05_music", "What the net writes", caption)] if rolls else []
 
     def predict(self, net: Any, inputs: Sequence[Any], about: Any) -> Iterator[dict[str, Any]]:
         """Continues each piece of each music file, and yields the MIDI file that it writes next to it."""

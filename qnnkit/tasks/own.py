@@ -62,7 +62,8 @@ class Own:
         step = self.task(model, batch, **given)
         if not isinstance(step, Step):
             raise Refused(checks.message("task", "return a Step", type(step).__name__, "See tasks.Step."))
-        sums = {"loss": step.loss.detach() * step.count, **step.sums}
+        count = step.count.item() if isinstance(step.count, torch.Tensor) else step.count
+        sums = {"loss": step.loss.detach() * count, **step.sums}
         sums = {name: torch.as_tensor(total).detach() for name, total in sums.items()}
         for name, total in sums.items():
             if total.ndim:
@@ -72,7 +73,7 @@ class Own:
             raise Refused(checks.message("task", f"report its monitor, {self.reported}", [*sums], "Add it."))
         if not self.larger:
             sums[self.monitor] = -sums[self.reported]
-        return replace(step, sums=sums)
+        return replace(step, sums=sums, count=count)
 
     def preview(self, splits: Any) -> Any:
         """Calls `preview` of the task, or else that of qnnkit's task for these data."""

@@ -99,6 +99,8 @@ def _method(model: Any) -> str:
 def merge(model: Any, *, in_place: bool = False) -> Any:
     """Merges the adapter into the weights of its model; returns a model of transformers without PEFT.
 
+    If the adapter changes one of two tied layers (embedding and head), they are no longer tied.
+
     Args:
         model: A model with an adapter. It does not change, because a copy is merged, which takes the model's
             memory once more.
@@ -111,9 +113,16 @@ def merge(model: Any, *, in_place: bool = False) -> Any:
     if not adapted(model):
         kind, step = type(model).__name__, "It needs no merging: save it with tasks.save."
         raise ValueError(checks.message("model", "have an adapter", kind, step))
+    model = model if in_place else copy.deepcopy(model)
+    weights = [weight for module in model.modules() for weight in module.parameters(recurse=False)]
+    for layer in model.modules():
+        weight = getattr(getattr(layer, "base_layer", None), "weight", None)
+        if sum(weight is each for each in weights) > 1:  # of a tied layer, which PEFT would change too
+            layer.base_layer.weight = copy.deepcopy(weight)
+            model.get_base_model().config.tie_word_embeddings = False
     with warnings.catch_warnings(action="ignore"):
         try:
-            return (model if in_place else copy.deepcopy(model)).merge_and_unload()
+            return model.merge_and_unload()
         except (AttributeError, NotImplementedError, ValueError) as error:
             rule, step = "have an adapter that can be merged, such as lora or vera", f"PEFT says: {error}."
             raise NotImplementedError(checks.message("model", rule, _method(model), step)) from None

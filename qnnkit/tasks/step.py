@@ -63,8 +63,8 @@ class Task(Protocol):
 
     - `counted`: "tokens" if steps count tokens instead of samples;
     - `judge(outputs, splits, net, means)`: returns {name: number} for the whole test split, after the pass
-      that computed `means`. It names the arguments that it needs. `outputs` are all outputs of the net, on
-      the CPU;
+      that computed `means`; its numbers replace means of the same name. It names the arguments that it
+      needs. `outputs` are all outputs of the net, on the CPU;
     - `preview(splits)`: shows what the data look like, and how much there is;
     - `mistakes(net, splits)`: shows where a trained net errs. It may also take `n` (how many to show),
       `seed`, `folder` (of the run) and `seen` (splits with the outputs of a frozen part of the net);
@@ -81,8 +81,8 @@ class Task(Protocol):
         """Computes the loss and the sums of a batch.
 
         If a task has an attribute `whole` that is true, because its loss depends on the batch as a whole, it
-        also gets `micro_batch`, the number of samples to compute at once. Batches of other tasks are divided
-        before the call.
+        also gets `micro_batch`, the number of samples to compute at once, and trains in a single process.
+        Batches of other tasks are divided before the call.
         """
         ...
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from qnnkit.checkpoint import own_generators
-from qnnkit.tasks import Step, Task
+from qnnkit.tasks import Step, Task, complete
 from qnnkit.train.progress import Totals
 from qnnkit.train.stepper import joined, passes
 
@@ -42,7 +42,7 @@ def evaluate(
     model.to(device).eval()
 
     def compute(batch: Any) -> Step:
-        return joined([step() for step in passes(task, model, batch, micro_batch)])
+        return joined([step() for step in passes(complete(task), model, batch, micro_batch)])
 
     with own_generators():  # a plain DataLoader draws a random number per pass
         return totals_of(compute, ((send_to_device(batch, device), True) for batch in loader)).means()

@@ -21,7 +21,7 @@ from qnnkit.tasks import Step, Task, complete
 from qnnkit.train.evaluation import not_finite, totals_of
 from qnnkit.train.optimizer import Group, clip, step_size
 from qnnkit.train.out_of_memory import out_of_memory, ran_out
-from qnnkit.train.processes import Processes, Share, wait_for_all
+from qnnkit.train.processes import Processes, Share, n_processes, wait_for_all
 from qnnkit.train.progress import Part, Progress
 from qnnkit.train.resume import Checkpoints
 from qnnkit.train.stepper import Stepper, joined, samples
@@ -57,7 +57,7 @@ def fit(
     Under `accelerate launch` or `notebook_launcher`, n processes with batches of b samples train like one
     process with batches of n b; only the first process writes. Any number of processes can resume from their
     checkpoints. The gradient of an update is that of the mean over everything that its batch counts
-    (`Step.count`: samples, or tokens).
+    (`Step.count`: samples, or tokens). A task with `whole` needs a single process (NotImplementedError).
 
     Args:
         model: Any module.
@@ -111,6 +111,10 @@ class _Loop:
     """The batch being computed, for the message when memory runs out."""
 
     def run(self, log: Callable[[dict[str, Any]], None]) -> Progress:
+        if n_processes() > 1 and getattr(self.task, "whole", False):  # each would have a part of the batch
+            step = "Use one process, with micro_batch=64 if a large batch does not fit."
+            rule = "be 1 for a loss of the whole batch"
+            raise NotImplementedError(checks.message("processes", rule, n_processes(), step))
         for name in ("train", "validation"):
             checks.positive(f"the number of {name} batches", len(self.loaders.get(name, ())), "Give it data.")
         self.processes = Processes(self.device)
@@ -201,6 +205,7 @@ class _Loop:
         self.where, self.batch = f"epoch {progress.epoch + 1}, batch {index}", batch
         step = stepper.add_gradient(batch, counts, self.model, self.processes)
         self.batch = None  # smaller pieces would not save memory from here on
+        checks.choice("monitor", stepper.task.monitor, step.sums)
         scaler.unscale_(optimizer)
         wanted = self.watch and self.watch.wants(progress.epoch, index, self.steps)
         if wanted:

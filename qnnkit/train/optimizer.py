@@ -33,11 +33,8 @@ class Group:
 
 def trainable(groups: Sequence[Group]) -> list[Group]:
     """The groups without frozen parameters; groups with only frozen parameters are omitted."""
-    left = [
-        replace(group, parameters=[weight for weight in group.parameters if weight.requires_grad])
-        for group in groups
-    ]
-    return [group for group in left if group.parameters]
+    trained = [(group, [each for each in group.parameters if each.requires_grad]) for group in groups]
+    return [replace(group, parameters=weights) for group, weights in trained if weights]
 
 
 def optimizer_of(groups: Sequence[Group], config: Settings) -> torch.optim.Optimizer:

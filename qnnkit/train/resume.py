@@ -75,15 +75,11 @@ class Checkpoints:
 
     def restore(self) -> tuple[Progress, Part]:
         """Loads the newest checkpoint that fits into model, optimizer and scaler; returns the progress."""
-        progress, part = Progress(), Part()
-
-        def load(state: dict[str, Any]) -> None:
-            nonlocal progress, part
-            progress, part = self._loaded(state)
-
+        loaded = [(Progress(), Part())]
         if self.store is None:
-            return progress, part
-        self.store.restore(load)
+            return loaded[0]
+        self.store.restore(lambda state: loaded.append(self._loaded(state)))
+        progress, part = loaded[-1]
         if self.store.best_lost and progress.rows:  # the newest weights count as the best
             last, monitor = progress.rows[-1], self.stepper.task.monitor
             progress.best_score = [last[f"validation_{monitor}"], -last["validation_loss"]]

@@ -124,11 +124,7 @@ class Stepper:
             model: Called in place of the model, for example a wrapper that distributes it over processes.
         """
         calls = passes(self.task, model or self.model, batch, self.config.micro_batch)
-        return [partial(self._computed, call) for call in calls]
-
-    def _computed(self, call: Callable[[], Step]) -> Step:
-        with self.surroundings():
-            return call()
+        return [self.surroundings()(call) for call in calls]
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:

@@ -56,7 +56,7 @@ def test_given_options_stay_and_controls_differ_in_nothing_else(base):
     ("argument", "name", "options", "message"),
     [
         ("target_modules", "lora", {"targets": ["query"]}, "called down_proj, gate_proj, k_proj"),
-        ("target_modules", "lora", {"targets": ["q_proj", "query"], "n_weights": 9}, "is 'query'"),
+        ("target_modules", "lora", {"target_modules": ["q_proj", "query"], "n_weights": 9}, "is 'query'"),
         ("target_modules", "quantum_peft", {"targets": ["embed_tokens", "q_proj"]}, "linear layers"),
         ("name", "lora", {"targets": "nothing.*"}, "Error: Target modules"),  # in PEFT's words
         ("name", "lorra", {}, "lora"), ("name", "qpa", {}, "quantum_peft"),

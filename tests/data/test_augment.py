@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from qnnkit import data, tasks
+from qnnkit import recipes, tasks
 from qnnkit.data import augment
 from tests import toys
 
@@ -53,8 +53,11 @@ def test_each_change_stays_within_its_bound_and_comes_close_to_it(monkeypatch, a
 
 
 def test_only_training_images_are_augmented():
-    task, batch = tasks.Classification.of(data.Images(augmentation="affine")), (NOISE[:, :1], torch.arange(6))
+    """By the setting, also if a recipe has no task."""
+    recipe, batch = recipes.Recipe("", "", toys.Digits, ""), (NOISE[:, :1], torch.arange(6))
+    task = recipe.task(recipe.settings(augmentation="affine"))
     net = nn.Sequential(nn.Flatten(), toys.AsFloat())
     with torch.random.fork_rng(devices=[]):
         plain = float(tasks.Classification()(net.eval(), batch).loss)
         assert float(task(net, batch).loss) == plain != float(task(net.train(), batch).loss)
+    assert recipe.task(recipe.settings(label_smoothing=0.5)).label_smoothing == 0.5

@@ -3,8 +3,6 @@
 import getpass
 import json
 import platform
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -161,12 +159,6 @@ def test_a_survey_gives_flat_rows_and_a_table_with_the_recipes_net(home, monkeyp
     parts = (*names, facts["name"], survey.fastest(saved), saved["busy"]["sentence"])
     assert all(part in " ".join(text.split()) for part in parts)
     assert max(map(len, text.splitlines())) < 100, "a page of 800 pixels shows all of it"
-
-
-def test_a_call_is_timed_if_torchs_timer_cannot_be_imported(monkeypatch):
-    """As on Python 3.11 after an import of pip and setuptools."""
-    monkeypatch.setitem(sys.modules, "torch.utils.benchmark", None)
-    assert 0.01 <= clock.repeated(lambda: time.sleep(0.01), CPU, 0.05) < 1
 
 
 def test_a_missing_measurement_has_a_reason():

@@ -47,7 +47,7 @@ def test_a_plan_has_a_row_per_machine_and_text_and_json_agree(monkeypatch, capfd
     assert (mine["epoch"], mine["in_all"]) == pytest.approx((epoch, 7 * 5 * 3 * epoch))
     assert (mine["why"], other["why"], parsed["answer"]) == (["time"], ["time", "price"], planned.answer)
     text = str(planned)
-    parts = "memory at the peak", "nets: 5, seeds: 3", "not measured", "A100 40 GB", "price unknown"
+    parts = "memory at the peak", "nets: 5, seeds: 3", "not measured", "A100 40 GB", "cost unknown"
     assert all(part in " ".join(text.split()) for part in (*parts, planned.answer))
     assert planned.brief()["peak_bytes"] == prediction["peak"] == planned.prediction.peak
     status, out, err = typed(*QUICK, "--only", "hybrid")

@@ -143,10 +143,10 @@ def test_angles_lie_between_0_and_pi():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Folders as transformers saves them: a small CLIP with a tokenizer, one for grey images, no CLIP."""
+    """Folders of transformers: a small CLIP with a tokenizer, a grey one in half precision, no CLIP."""
     folder = tmp_path_factory.mktemp("clip")
-    for name, channels in (("colour", 3), ("grey", 1), ("resnet", 1)):
-        clip_of("full", channels, seed=5).net.save_pretrained(folder / name)
+    for name, channels, kind in (("colour", 3, "float"), ("grey", 1, "half"), ("resnet", 1, "float")):
+        getattr(clip_of("full", channels, seed=5).net, kind)().save_pretrained(folder / name)
     TOKENIZER.save_pretrained(folder / "colour")
     config = json.loads((folder / "resnet" / "config.json").read_text()) | {"model_type": "resnet"}
     (folder / "resnet" / "config.json").write_text(json.dumps(config))
@@ -161,6 +161,7 @@ def test_weights_from_a_local_folder(saved):
     other, stored = clip_of("quantum", n_qubits=3, **options), load_file(place / "model.safetensors")
     loaded = {name.removeprefix("net."): value for name, value in other.state_dict().items()}
     assert all(torch.equal(loaded[name], value) for name, value in stored.items() if "projection" not in name)
+    assert clip_of("full", 1, pretrained=str(saved / "grey")).net.logit_scale.dtype == torch.float32
     grey, colour = (clip_of("full", channels, pretrained=str(place)).eval() for channels in (1, 3))
     image = pixels_of(1)
     close(grey.embed_images(image), colour.embed_images(image.expand(-1, 3, -1, -1)))

@@ -28,7 +28,7 @@ def close(result: ImageSplits, net, images: ImageSplits) -> None:
     assert result is not images
     for name in SPLITS:
         part, original = result.split(name), images.split(name)
-        torch.testing.assert_close(part.images, net.features(original.images), rtol=0, atol=FLOAT32)
+        torch.testing.assert_close(part.images, net.eval().features(original.images), rtol=0, atol=FLOAT32)
         assert part.labels is original.labels and part.sources is original.sources
         assert part.images.grad_fn is None and not part.images.requires_grad
 
@@ -118,8 +118,16 @@ def plain(size=1.0):
     return changed(lambda qnode: qp.QNode(circuit, qp.device("default.qubit", wires=4, seed=0)))
 
 
+def normalised():
+    """A net whose frozen part normalises, in training mode: its features are those of evaluation."""
+    net = net_of()
+    net.quanv = torch.nn.Sequential(torch.nn.BatchNorm2d(1), net.quanv).requires_grad_(False)
+    return net
+
+
 CHANGES = {
     "itself": net_of,
+    "normalised": normalised,
     "an angle": turned,
     "embedding": lambda: net_of(circuit="strongly_entangling", embedding="iqp"),
     "separable": lambda: controls(net_of())["no_entanglement"],

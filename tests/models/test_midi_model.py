@@ -12,7 +12,7 @@ import torch
 from matplotlib import pyplot
 from safetensors.torch import load_file
 
-from qnnkit import measure, runs
+from qnnkit import adapters, measure, runs
 from qnnkit.data.midi_events import BOS, EOS, EVENTS, WIDTH, MidiEvents
 from qnnkit.data.pieces import blocks, collect, music, of_steps, tokenizer_of
 from qnnkit.data.tokens import IGNORED
@@ -255,6 +255,7 @@ def test_a_base_model_is_trained_adapted_and_evaluated(pieces, tmp_path):
     base = toys.trained(tmp_path / "base", "music_llama", **given)
     runs.export(base)
     given = TINY | {"data_dir": str(pieces), "pretrained": str(base.folder / "model"), "composers": ["ann"]}
+    assert adapters.config(runs.trained(base), "lora", target_modules=["k_proj"]).target_modules == {"k_proj"}
     run = runs.open_run(tmp_path / "adapters", "music_adapter", **given, controls=[], adapter_weights=600)
     [final] = runs.train_all(run)
     runs.export(run)

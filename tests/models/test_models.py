@@ -96,9 +96,10 @@ def test_sizes(name, n_classes, settings, quantum, classical, n_circuits):
     sizes = {"channels": 1, "image_size": (32, 32), "n_classes": n_classes}
     model = family(name, sizes=sizes, dropout=0.3, **settings)
     assert count_parameters(model) == {"quantum": quantum, "classical": classical, "frozen": 0}
+    model.keys = torch.nn.Parameter(torch.zeros(2))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     frame = models.table(model, torch.zeros(1, 1, 32, 32, dtype=torch.uint8))
-    expected = {"quantum": quantum, "classical": classical, "frozen": 0, "circuits / sample": n_circuits}
+    expected = {"quantum": quantum, "classical": classical + 2, "frozen": 0, "circuits / sample": n_circuits}
     assert dict(frame.loc["all", list(expected)]) == dict(frame[list(expected)][:-1].sum()) == expected
     assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)] == [0.3]

@@ -39,7 +39,6 @@ class OneByOne(nn.Sequential):
 class Frozen(Digits):
     """A circuit for single samples that takes its weights first, on a device without wires."""
 
-    @staticmethod
     def build(splits, seed):
         layer = QuantumLayer(weights_first, {"weights": (1,)}).requires_grad_(False).bfloat16()
         return nn.Sequential(

@@ -176,7 +176,6 @@ def write(home):  # noqa: F811
 class OfPoints(Digits):
     """A recipe as an object."""
 
-    @staticmethod
     def build(splits, seed):
         return nn.Sequential(nn.Flatten(), AsFloat(), nn.Linear(64, splits.n_classes))
 

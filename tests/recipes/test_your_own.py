@@ -132,8 +132,8 @@ class Shown(Regression):
         return figure
 
     def judge(self, outputs, splits):
-        most = (outputs[:, 0] - splits.test.targets).abs().max()
-        return {"most": most, "odd": np.float32("nan"), "several": [np.float32(1), np.nan], "word": "kept"}
+        top = (outputs[:, 0] - splits.test.targets).abs().max()
+        return {"mse_error": top, "odd": np.float32("nan"), "several": [np.float32(1), np.nan], "word": "yes"}
 
     def mistakes(self, net, splits):
         inputs, targets = splits.test.inputs, splits.test.targets
@@ -153,5 +153,5 @@ def test_the_figures_of_its_task_are_shown(home: Path) -> None:
     net, test = runs.trained(run), run.splits.test
     [worst] = report.mistakes(run, 4)
     assert worst == (net(test.inputs)[:, 0] - test.targets).abs().max().item()
-    columns = [f"test_{name}" for name in ("most", "odd", "several", "word")]
-    assert runs.frame(run)[columns].values.tolist() == [[pytest.approx(worst), None, [1, None], "kept"]]
+    columns = [f"test_{name}" for name in ("mse_error", "odd", "several", "word")]
+    assert runs.frame(run)[columns].values.tolist() == [[pytest.approx(worst), None, [1, None], "yes"]]

@@ -160,7 +160,6 @@ REFUSED = {
     "other settings": ("(qnnkit.Settings)", "", "`Settings` must derive from qnnkit.Settings"),
     "an error in load": ("np.sin(3 * t)", "1 / 0", "line 21, in load: ZeroDivisionError"),
     "a loss that is detached": ("error.mean(),", "error.detach().mean(),", "give a loss with a gradient"),
-    "a loss for each sample": ("error.mean(),", "error,", "report `loss` as a sum over the batch, one"),
     "no task for real targets": ("def task(", "def tusk(", "`targets` must be classes: integers"),
     "a control that does not take the data": ("class Regression", CONTROLS % ("a", 4), "mat1 and"),
     **{
@@ -205,13 +204,11 @@ def test_a_misspelt_name_of_a_recipe_is_reported(home):  # noqa: F811
 
 
 class Bytes(Digits):
-    @staticmethod
     def build(splits, seed):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
 class Nine(Digits):
-    @staticmethod
     def build(splits, seed):
         return nn.Sequential(nn.Flatten(), AsFloat(), nn.Linear(64, 9))
 

@@ -267,7 +267,7 @@ def test_classes_are_matched_by_name(pictured, tmp_path):
 def test_captions_and_images_are_matched_by_clip(home):
     run = trained("digits_clip", train_fraction=0.1, n_qubits=2, n_layers=1, patch_size=8)
     image, texts = run.splits.test.images[0, 0].numpy(), ["a photo of a three", "a photo of a four"]
-    [row] = runs.predict(run.folder, [image, *texts])
+    [row] = runs.predict(run.folder, [image, *texts, texts[0]])
     assert set(row["probabilities"]) == set(texts) and sum(row["probabilities"].values()) == pytest.approx(1)
     for argument, error, use in (
         ("inputs", ValueError, lambda: runs.predict(run.folder, texts)),

@@ -208,10 +208,8 @@ def test_parameters_are_counted_and_large_nets_planned_without_weights(adapted, 
 
 WRONG = [
     ("digits_clip", {"dataset": "digits"}, "`dataset` must be a dataset of captions, which"),
-    ("digits_quanv", {"dataset": "digit_captions"}, "`dataset` must be a dataset of images, which"),
     ("text_adapter", {"controls": ["classical"], "pretrained": "BASE"}, "The choices are lora, vera, no_"),
     ("text_adapter", {"adapter": "lora", "pretrained": "BASE"}, "Set controls=() for an adapter without"),
-    ("text_adapter", {"targets": ["q_proj", "queries"], "pretrained": "BASE"}, "but is 'queries'"),
     ("text_adapter", {}, "`pretrained` must name the weights that an adapter changes, but is None."),
     ("text_llama", {"controls": ["lora"]}, "A net without a QuantumLayer has no controls"),
     ("text_llama", {"pretrained": "/nowhere/model"}, "`pretrained` must be a folder or hub name"),

@@ -51,7 +51,7 @@ def pair(home, base, tmp_path_factory):
 
 def test_a_music_model_is_trained_and_its_music_written_and_plotted(base):
     assert base.result["nets"][0]["score"] < torch.tensor(950.0).log()
-    report.preview(base)
+    assert report.preview(base) != report.mistakes(base, 0) == []
     [picture] = report.mistakes(base, 1)
     assert {path.stem for path in (base.folder / "figures").iterdir()} >= {"01_rolls", "05_music"}
     [written], _ = collect(base.folder / "music" / "1.mid")
@@ -73,6 +73,12 @@ def test_every_net_is_evaluated_on_every_composer(pair, base, monkeypatch):
     monkeypatch.setattr("qnnkit.tasks.music.MOST_BLOCKS", 1)
     cheap = tasks.Music(settings=base.config).composers
     assert list(cheap) == list(THREE) and {len(each.test) for each in cheap.values()} == {1}
+
+
+def test_composers_are_evaluated_on_the_split_of_each_seed(home, tmp_path):
+    settings = TINY | {"data_dir": str(home), "composers": ["bach"], "n_seeds": 2, "vary_split": True}
+    finals = runs.frame(trained(tmp_path / "run", "music_llama", **settings))
+    assert finals["test_loss_on_bach"].tolist() == pytest.approx(finals["test_loss"].tolist(), rel=1e-5)
 
 
 def test_the_matrix_over_composers_is_a_pivot_of_the_frame(pair):

@@ -93,7 +93,7 @@ class Regression:
         self.given, (inputs, values) = options, batch
         loss = (model(inputs)[:, 0] - values).square().mean()
         sums = {name: make(loss, len(values)) for name, make in self.reported.items()}
-        return Step(loss, sums, len(values))
+        return Step(loss, sums, values.isfinite().sum())  # a tensor, as a mask gives
 
 
 def line():
@@ -116,8 +116,8 @@ def test_the_kits_tasks_are_unchanged_unless_they_watch_a_falling_number():
     assert all(complete(task) is task for task in (*kit, Own(Regression())))
     falling = complete(tasks.Language(monitor="loss"))
     assert (falling.monitor, falling.score.larger) == ("minus_loss", False)
-    with refused("score"):
-        complete(Classification(monitor="loss"))
+    with refused("targets"):
+        Classification()(line(), {"input_ids": LABELS, "labels": LABELS})
 
 
 MONITORS = {None: False, "loss": False, "mean_error": False, "cross_entropy": False}
@@ -149,15 +149,20 @@ def test_a_number_of_unknown_direction_raises_an_error_until_the_score_says_it()
     assert (completed.score, completed.monitor, progress.best_epoch) == (task.score, "minus_distance", 4)
 
 
-def test_a_loss_is_reported_even_if_the_task_names_none():
+def test_a_loss_is_reported_even_if_the_task_names_none(monkeypatch):
     task = complete(Regression())
     step = task(line(), (POINTS, VALUES))
     assert float(step.sums["loss"]) == pytest.approx(len(POINTS) * step.loss.item())
+    result = train.evaluate(line(), Regression(), Batches(POINTS, VALUES, 5, shuffle=False))
+    assert result["loss"] == pytest.approx(step.loss.item()) and type(step.count) is int
     completed = complete(Regression(loss=lambda loss, n: 7.0, graph=lambda loss, n: loss * n))
     assert not completed(line(), (POINTS, VALUES)).sums["graph"].requires_grad
     assert float(completed(line(), (POINTS, VALUES)).sums["loss"]) == 7, "its own loss counts"
     completed.task.whole = True
     assert completed(line(), (POINTS, VALUES)) and completed.task.given == {"micro_batch": None}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with refused("processes", NotImplementedError):
+        fitted(completed)
 
 
 def test_a_score_watches_the_monitor():

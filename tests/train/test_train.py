@@ -523,6 +523,7 @@ REFUSED = [
     ({"train": EMPTY}, {}, "the number of train batches"),
     ({"validation": EMPTY}, {}, "the number of validation batches"),
     ({}, {}, "the number of weights to train"),
+    ({}, {"task": Classification(monitor="f1")}, "monitor"),
 ]
 
 
