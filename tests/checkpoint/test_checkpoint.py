@@ -247,7 +247,7 @@ def test_an_empty_folder(tmp_path):
 
 def test_a_disk_that_fails_for_a_while_costs_no_checkpoint(saved, monkeypatch):
     monkeypatch.setattr(file, "hash_of", raises(OSError(5, "Input/output error")))
-    with pytest.raises(OSError, match="Cannot read .* Run the same command again"):
+    with pytest.raises(OSError, match=r"Cannot read .* Run the same command again"):
         restored(saved)
 
 
