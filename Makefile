@@ -73,7 +73,7 @@ docs: .venv/with-docs  ## the documentation site, in docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 torture: .venv/with-dev  ## kill trainings (mirrored ones too), notebook chains and batches at random moments, and compare
-	$(BIN)/python -m tests.torture
+	QNNKIT_KILLS=50 $(BIN)/python -m pytest -m slow -v -o faulthandler_timeout=0 tests/runs/test_torture.py
 
 bench: .venv/with-bench  ## time and memory of PennyLane's simulators, JAX and qnnkit, as a table
 	$(BIN)/python -m benchmarks.run

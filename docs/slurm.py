@@ -33,6 +33,6 @@ if __name__ == "__main__":
     )
     cluster.scale(jobs=8)  # not adapt(): a batch hands out as many runs as there are workers
     cluster.wait_for_workers(1)  # however long SLURM's queue is
-    outcomes = batch.run_batch(sys.argv[1], scheduler=cluster)
-    print(batch.frame(outcomes))
+    for run in batch.run_batch(sys.argv[1], scheduler=cluster):
+        print(run.id, run.state, run.error or "")
     cluster.close()

@@ -1,16 +1,14 @@
 """Kills trainings (also mirrored ones), notebook chains and batches at random moments; compares outcomes.
 
-`make torture` does so many times, tests/runs/test_torture.py a few times. Real processes get SIGKILL, and the
+tests/runs/test_torture.py does so a few times, `make torture` many times. Real processes get SIGKILL, and the
 same command runs again.
 """
 
-import argparse
 import contextlib
 import json
 import random
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -166,21 +164,3 @@ KINDS: dict[str, Callable[[Path, int, random.Random], dict[str, int]]] = {
     "chain": torture_run,
     "batch": torture_batch,
 }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50, help="of each kind")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=KINDS, action="append")
-    asked = parser.parse_args()
-    for kind in asked.only or KINDS:
-        folder = Path(tempfile.mkdtemp(prefix=f"torture-{kind}-"))
-        start = time.monotonic()
-        counts = KINDS[kind](folder, asked.kills, random.Random(asked.seed))
-        print(f"{kind}: {counts}, every outcome equal, {time.monotonic() - start:.0f} s", flush=True)
-        shutil.rmtree(folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qnnkit import checks, workspace
 from qnnkit.runs.lock import held
@@ -16,9 +16,6 @@ from qnnkit.runs.rows import content, facts, number, read, read_facts, trainings
 from qnnkit.settings import MAIN_NETS
 from qnnkit.stats import ACCURACY, Score
 from qnnkit.words import duration
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STATES = ("running", "failed", "stopped", "trained", "waiting", "pruned", "finished")
 """States of a run, in the order in which they are shown."""
@@ -148,23 +145,6 @@ def write_failure(folder: Path, how: str, error: str) -> None:
     """Records in a run folder that the run failed or was pruned."""
     with contextlib.suppress(OSError):  # even if this cannot be written, the other runs continue
         workspace.write_json(workspace.make_folder(folder) / "failed.json", {"state": how, "error": error})
-
-
-def frame(states: Iterable[State]) -> pd.DataFrame:
-    """Returns a row per run: the settings that vary, its state, and its best validation score as recorded.
-
-    Args:
-        states: States of runs, as `batch.read` or `runs.watch` returns them.
-    """
-    import pandas as pd
-
-    table = [
-        {"run": run.id, **run.settings, "state": run.state}
-        | {f"best {run.score.validation_word} of a seed": run.validation}
-        | ({"error": run.error} if run.error else {})
-        for run in states
-    ]
-    return pd.DataFrame(table).set_index("run") if table else pd.DataFrame()
 
 
 def _latest(rows: Sequence[Mapping[str, Any]], left: Collection[Any]) -> dict[str, Any]:

@@ -351,8 +351,7 @@ def test_a_batch_runs_and_is_saved(acted):
     (outcomes[0].folder / "config.json").unlink()
     quietly(content)
     assert (outcomes[0].folder / "config.json").exists(), "04_analyze was requested but is missing"
-    frame = batch.frame(outcomes)
-    assert frame["learning_rate"].tolist() == [0.1, 0.2, 0.3] and set(frame["state"]) == {"finished"}
+    assert [each.settings["learning_rate"] for each in outcomes] == [0.1, 0.2, 0.3]
 
 
 def test_a_finished_run_that_is_missing_on_drive_is_mirrored(acted, tmp_path, monkeypatch):
@@ -618,7 +617,7 @@ def test_a_killed_study_resumes_as_if_never_killed(acted, studies, monkeypatch):
     losses = [3 + abs(params["learning_rate"] - 0.3) for params, _ in killed]
     assert killed == before and [value for _, value in killed] == pytest.approx(losses)
     assert studies[0].best_value == pytest.approx(min(losses))
-    assert batch.frame(outcomes)["best validation loss of a seed"].tolist() == pytest.approx(losses)
+    assert [each.validation for each in outcomes] == pytest.approx(losses)
 
 
 def test_trials_of_another_search_space_or_recipe_are_skipped(acted, studies):
