@@ -242,7 +242,6 @@ def in_chunks(model: nn.Module, batch: dict[str, Tensor], micro_batch: int) -> t
     Reference:
         Gao et al. 2021, arXiv:2101.06983, section 3.
     """
-    checks.positive("micro_batch", micro_batch, "Use 64, or None for the whole batch at once.")
     parts = zip(*(values.split(micro_batch) for values in batch.values()), strict=True)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     options["context_fn"] = lambda: (nullcontext(), _drawn(random_state()))

@@ -252,7 +252,6 @@ transform_appended(transform=lambda q: state.update(q=q) or q): x | state["q"].c
 qp.transform(lambda t: ([t.copy(ops=[*t.operations, qp.RX(scale, 0)])], lambda rs: rs[0]))) | scale = VALUE
 wires_of_values(rows=SAMPLE): x; w; expvals(qp.RX(w[0], int(3 * x[0]) % 3))
 values_by_wire(shapes={"weights": (2,)}, rows=((5,),)): x; w[[0, 1, 1]]; expvals(*map(qp.RX, x.T, range(3)))
-phases_of_features: x; w; expvals(qp.PauliRot(x[..., 0], "XYZ", range(3)), qp.IsingXY(w[0], [0, 1]))
 one_value_is_another(layout=lambda x: x.index_fill(-1, torch.tensor(0), 0.5)): x + (x == 0.5)
 bends_and_steps(scale=1e3): abs(x - 500) % 700 / 9
 conditions_on_values: x; w; expvals(qp.cond(w[0] > 0.5, qp.RX, qp.RY)(w[1], wires=0))

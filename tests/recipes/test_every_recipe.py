@@ -5,12 +5,14 @@ import json
 import pytest
 
 from qnnkit import RECIPES, runs
+from qnnkit.checkpoint import own_generators
 from tests.notebooks.test_notebook_cells import cells, style  # noqa: F401  one is a fixture
 from tests.recipes.test_recipes import pretrained, sets, toy  # noqa: F401  fixtures
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
+@own_generators()  # 03 trains on a single batch, with dropout
 def test_the_notebooks_run_every_recipe(name, sets, pretrained, tmp_path):  # noqa: F811
     settings = toy(name, sets, pretrained) | {"epochs": 1, "n_seeds": 1, "threads": 1}
     known = RECIPES[name].Settings.model_fields

@@ -70,9 +70,3 @@ OTHERS = [(odd_gates, {"weights": (4,), "other": (1, 2)}, 2), (wide_projector, {
 @pytest.mark.parametrize(("circuit", "shapes", "n_features"), OTHERS)
 def test_other_gates_and_measurements(circuit, shapes, n_features):
     check(qp.QNode(circuit, circuits.make_device("default.qubit", 9)), shapes, n_features)
-
-
-def test_one_input_serves_every_row():
-    program = OverWeights(*circuits.build("data_reuploading", n_qubits=2, n_layers=1), 2)
-    one, weights = torch.tensor([0.3, 0.4]), {"weights": uniform(5, 1, 2, 3)}
-    assert torch.equal(program(one, weights), program(one.expand(5, -1), weights))

@@ -14,7 +14,6 @@ from qnnkit.data.captions import digit_captions
 from qnnkit.models import Clip
 from qnnkit.tasks import Contrastive, contrastive
 from qnnkit.tasks.contrastive import Embeddings, embed, recall, scores
-from tests.toys import refused
 
 
 class Pairs(nn.Module):
@@ -105,11 +104,6 @@ def test_chunks_give_the_gradient_of_the_whole_batch(head, chunk):
         results.append(slopes | {"loss": loss.detach()})
     close(results[1], results[0], atol=1e-10)
     assert max(float(value.abs().max()) for value in results[0].values()) > 1e-2, "nothing to compare"
-
-
-def test_a_chunk_of_no_sample_raises_an_error():
-    with refused("micro_batch"):
-        Contrastive()(clip_of(), batch_of(), micro_batch=0)
 
 
 def test_one_chunk_is_in_memory_at_a_time_and_recomputed_identically():
