@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import noisy, peers, placing, predicting, quanvolutions, record, run, torchlayer, workloads
+from benchmarks import noisy, peers, placing, predicting, quanvolutions, run, torchlayer, workloads
 from qnnkit import runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,10 +115,6 @@ def test_a_prediction_is_judged_by_medians(peak, seconds, within):
     row = predicting.compared("digits_quanv", [(each, measured) for each in predictions])
     assert row["off_mb"] == pytest.approx(peak - 1) and row["measured_mb"] == 100
     assert predicting.within(pd.DataFrame([row])).tolist() == [within]
-
-
-def test_every_setting_was_predicted():
-    assert list(pd.read_csv(record.RESULTS / "predicted.csv")["setting"]) == list(predicting.SETTINGS)
 
 
 def test_noise_is_measured_for_the_best_seed_on_validation_images(tmp_path):

@@ -116,6 +116,7 @@ def _judged(name: str, bound: float, main: Any, score: stats.Score) -> dict[str,
         row["met"], reached = measured <= bound, f"{measured:.3g} {unit}"
         limit = f"at most {bound:g} {unit.split()[0]}"
     else:
+        bound = bound * 100 / score.factor if score.per == "%" else bound  # in the unit of the score
         [mean] = means(main, score).to_dict("records")
         low, high = (_finite(mean[f"{score.name}_{end}"]) for end in ("low", "high"))
         interval = "" if low is None else f" (95 % interval {score.tell(low)} to {score.tell(high)})"

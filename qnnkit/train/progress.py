@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from qnnkit import checks
 from qnnkit.tasks import Step
 from qnnkit.train.processes import Processes
 
@@ -22,6 +23,9 @@ class Totals:
 
     def add(self, step: Step, counts: bool = True) -> None:
         """Adds a batch's sums; for a batch that does not count here, only their names."""
+        if self.sums and self.sums.keys() != step.sums.keys():
+            rule, remedy = "report the same numbers for every batch", "Report 0, or compute it in `judge`."
+            raise ValueError(checks.message("task", rule, [*step.sums], f"Before: {[*self.sums]}. {remedy}"))
         self.count += counts * step.count
         for name, value in step.sums.items():
             self.sums[name] = self.sums.get(name, 0) + (value if counts else torch.zeros_like(value))

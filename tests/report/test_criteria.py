@@ -66,6 +66,8 @@ def test_a_criterion_that_cannot_be_judged_says_so(tmp_path):
     row = only(run, "max_memory_gb")
     assert row["met"] is None and row["measured"] is None
     assert row["sentence"] == "not judged: peak memory is not recorded."
+    run.note_provenance(score={"name": "accuracy", "word": "accuracy", "factor": 1.0})
+    assert only(run, "min_accuracy")["met"] is False, "a score that is kept in percent is below 1 %"
     run.note_provenance(score={"name": "distance", "word": "distance", "larger": False})
     assert only(run, "min_accuracy")["sentence"] == "not judged: nets are compared by distance."
     untrained = run_with(workspace.make_folder(tmp_path / "other"), [], n_seeds=1)

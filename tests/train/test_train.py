@@ -518,12 +518,20 @@ def test_rows_of_overflowing_float16_steps_can_be_written():
 
 NAMED = DataLoader([(point, "a name") for point in clouds(8)[0]], batch_size=8)
 EMPTY = DataLoader(TensorDataset(*clouds(8)), batch_size=16, drop_last=True)
+
+
+def of_each_size(net, batch):
+    """Reports another number for each size of a batch."""
+    return Step(net(batch[0]).sum(), dict.fromkeys(("accuracy", f"of {len(batch[0])}"), torch.ones(())), 1)
+
+
 REFUSED = [
     ({"train": NAMED}, {"micro_batch": 4}, "micro_batch"),
     ({"train": EMPTY}, {}, "the number of train batches"),
     ({"validation": EMPTY}, {}, "the number of validation batches"),
     ({}, {}, "the number of weights to train"),
     ({}, {"task": Classification(monitor="f1")}, "monitor"),
+    ({}, {"task": of_each_size}, "task"),
 ]
 
 
