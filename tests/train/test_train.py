@@ -520,9 +520,9 @@ NAMED = DataLoader([(point, "a name") for point in clouds(8)[0]], batch_size=8)
 EMPTY = DataLoader(TensorDataset(*clouds(8)), batch_size=16, drop_last=True)
 
 
-def of_each_size(net, batch):
-    """Reports another number for each size of a batch."""
-    return Step(net(batch[0]).sum(), dict.fromkeys(("accuracy", f"of {len(batch[0])}"), torch.ones(())), 1)
+def of_each_batch(net, batch):
+    """Reports another number for every batch."""
+    return Step(net(batch[0]).sum(), dict.fromkeys(("accuracy", f"of {batch[0].sum()}"), torch.ones(())), 1)
 
 
 REFUSED = [
@@ -531,7 +531,7 @@ REFUSED = [
     ({"validation": EMPTY}, {}, "the number of validation batches"),
     ({}, {}, "the number of weights to train"),
     ({}, {"task": Classification(monitor="f1")}, "monitor"),
-    ({}, {"task": of_each_size}, "task"),
+    ({}, {"task": of_each_batch}, "task"),
 ]
 
 
