@@ -209,10 +209,10 @@ def test_a_partly_frozen_circuit_shows_each_gradient_at_its_weight(tmp_path):
 def test_a_move_shows_the_net_with_that_weight(tmp_path):
     run = begun(tmp_path / "run", OfPartlyFrozen, vary_split=True)
     views, splits = Views(run, "hybrid", 1), run.splits_of(1)
-    model, image, validation = views.model, views.images[4:5], splits.validation
+    model, image, (validation, test) = views.model, views.images[4:5], (splits.validation, splits.test)
     moves = WhatIf(run, 1, model, views.circuit, 3, image[0])
     moved, start, (shifts, losses) = moves.at(0.5), moves.before, moves.curve
-    assert moves.n_images >= 8 and torch.equal(views.images[0], splits.test.images[splits.test.labels == 0][0])
+    assert moves.n_images >= 8 and torch.equal(views.images[0], test.images[test.labels == 0][0])
     images, labels = torch.cat([image, validation.images]), validation.labels[: moves.n_images]
 
     def computed():
