@@ -160,7 +160,7 @@ def read_study(folder: str | Path) -> Study:
     names = ["seed", *(metric.name for metric in metrics(score)), watched, *COSTS, "epochs", "best_epoch"]
     learned = _joined(curves, ["seed", "epoch", watched, "split_seed"]).dropna(subset=watched)
     learned = learned.rename(columns={watched: "validation"})
-    of_data = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
+    on_data = (f"Data of {count} of {n} run{'s' * (n > 1)}: {note}" for note, count in notes.items())
     table = _joined(frames, [*names, "n_train", "n_test", "run", "data", "split_seed"])
     return Study(
         folder,
@@ -170,7 +170,7 @@ def read_study(folder: str | Path) -> Study:
         len(planned),
         left_out,
         hashlib.sha256("\n".join(sorted(behind)).encode()).hexdigest()[:12],
-        (*of_data, *_mixed(table)),
+        (*on_data, *_mixed(table)),
         score,
         max(margins, default=0) or None,
     )

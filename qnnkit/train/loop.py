@@ -112,7 +112,7 @@ class _Loop:
 
     def run(self, log: Callable[[dict[str, Any]], None]) -> Progress:
         if n_processes() > 1 and getattr(self.task, "whole", False):  # each would have a part of the batch
-            rule, step = "be 1 for a loss of the whole batch", "Use micro_batch if a batch does not fit."
+            rule, step = "be 1 for a loss of the whole batch", "Use one, with a smaller micro_batch."
             raise NotImplementedError(checks.message("processes", rule, n_processes(), step))
         for name in ("train", "validation"):
             checks.positive(f"the number of {name} batches", len(self.loaders.get(name, ())), "Give it data.")
